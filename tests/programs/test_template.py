@@ -15,13 +15,15 @@ import pytest
 
 from driftscope.programs.isolation.failures import Fate, WorkerDied, failure_of
 from driftscope.programs.isolation.limits import Limits
+from driftscope.programs.isolation.template import Template
 from driftscope.programs.isolation.workers import WorkerPool
 from programs import template_tasks as together
 from programs import worker_tasks as tasks
-from programs.test_workers import AMPLE, DEATHS
+from programs.test_workers import AMPLE, DEATHS, wait_until_gone
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere every worker is a fresh interpreter")
 
+SOON = 60.0  # seconds, beside whatever else the machine does
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 
 
@@ -127,8 +129,8 @@ def test_a_template_that_was_killed_takes_its_workers_along_and_others_answer(pr
     with a_pool() as pool:
         one, other = two_at_once(pool, tmp_path, together.process_ids)
         os.kill(one[1], signal.SIGKILL)
-        _wait_until_gone(one[0])
-        _wait_until_gone(other[0])
+        wait_until_gone(one[0], SOON)
+        wait_until_gone(other[0], SOON)
         answers = [pool.submit(tasks.square, x) for x in range(8)]
         assert [future.result(timeout=120) for future in answers] == [x * x for x in range(8)]
 
@@ -147,6 +149,20 @@ def test_a_template_that_is_killed_while_it_imports_is_done_without(preloaded):
         assert pool.submit(os.getppid).result(timeout=120) == os.getpid()
 
 
+@pytest.mark.parametrize(("raised", "seen"), [(BlockingIOError, False), (AttributeError, True)])
+def test_a_full_machine_gives_fresh_interpreters_and_a_mistake_of_ours_is_seen(preloaded, monkeypatch, raised, seen):
+    def forked(self, launch):
+        raise raised("planted")
+
+    monkeypatch.setattr(Template, "_forked", forked)
+    with a_pool() as pool:
+        future = pool.submit(os.getppid)
+        if seen:
+            assert isinstance(future.exception(timeout=120), AttributeError)
+        else:
+            assert future.result(timeout=120) == os.getpid()
+
+
 def test_no_process_is_left_when_a_pool_is_shut_down_or_stopped(preloaded, tmp_path):
     for leave in (WorkerPool.shutdown, WorkerPool.stop):
         pool = a_pool()
@@ -161,7 +177,7 @@ def test_a_pool_that_is_not_waited_for_leaves_no_process_either(preloaded):
     found = pool.submit(together.process_ids).result()
     pool.shutdown(wait=False)
     for pid in found:
-        _wait_until_gone(pid)
+        wait_until_gone(pid, SOON)
 
 
 def test_what_a_forked_worker_started_is_ended_with_it(preloaded, tmp_path):
@@ -172,7 +188,7 @@ def test_what_a_forked_worker_started_is_ended_with_it(preloaded, tmp_path):
             time.sleep(0.02)
         raise KeyboardInterrupt
     assert isinstance(future.exception(), WorkerDied)
-    _wait_until_gone(int(marker.read_text()))
+    wait_until_gone(int(marker.read_text()), SOON)
 
 
 def test_neither_workers_nor_their_template_outlive_a_killed_supervisor(preloaded, tmp_path):
@@ -194,8 +210,8 @@ def test_neither_workers_nor_their_template_outlive_a_killed_supervisor(preloade
     supervisor.kill()
     supervisor.wait()
     supervisor.stdout.close()
-    _wait_until_gone(worker)
-    _wait_until_gone(template)
+    wait_until_gone(worker, SOON)
+    wait_until_gone(template, SOON)
 
 
 def test_a_missing_module_is_named_as_by_a_worker_alone():
@@ -261,18 +277,3 @@ def test_a_function_of_the_script_itself_works_in_forked_workers(tmp_path):
     )
     said = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=False)
     assert said.stdout == "15 True\n", said.stderr
-
-
-def _wait_until_gone(pid: int) -> None:
-    deadline = time.monotonic() + 60
-    while _alive(pid):
-        assert time.monotonic() < deadline, f"process {pid} is still there"
-        time.sleep(0.05)
-
-
-def _alive(pid: int) -> bool:
-    try:
-        # A zombie whose parent has not collected it is dead.
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False

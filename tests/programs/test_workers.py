@@ -150,7 +150,7 @@ def test_leaving_by_an_error_ends_what_runs_and_its_children(tmp_path):
             time.sleep(0.02)
         raise KeyboardInterrupt
     assert isinstance(future.exception(), WorkerDied)
-    _wait_until_gone(int(marker.read_text()))
+    wait_until_gone(int(marker.read_text()))
 
 
 def test_limits_must_be_positive():
@@ -246,11 +246,11 @@ def test_workers_do_not_outlive_a_killed_supervisor(tmp_path):
     supervisor.kill()
     supervisor.wait()
     supervisor.stdout.close()
-    _wait_until_gone(worker)
+    wait_until_gone(worker)
 
 
-def _wait_until_gone(pid: int) -> None:
-    deadline = time.monotonic() + 10
+def wait_until_gone(pid: int, seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
     while _alive(pid):
         assert time.monotonic() < deadline, f"process {pid} is still there"
         time.sleep(0.05)

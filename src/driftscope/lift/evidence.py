@@ -89,7 +89,9 @@ class Evidence:
 
     def graph_that_ran(self) -> Lifted | None:
         """The graph that B's runtime made of its file, where it was held against the file."""
-        if self.optimized_graph is None and self.optimized is not None and self.optimized_source is not None:
+        if self.optimized is None:
+            return None
+        if self.optimized_graph is None and self.optimized_source is not None:
             self.optimized_graph = lift_source(self.optimized_source)
         return self.optimized_graph
 

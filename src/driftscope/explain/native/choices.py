@@ -79,11 +79,11 @@ def turned_choices(evidence: Evidence) -> dict[int, Turned]:
     words = f"rounding turns a choice at {turned[side].name} ({turned[side].operator}) in {side}"
     words += f", which rounds to {narrowing[side].format}" if side in narrowing else ""
     words += "; the graph that its runtime optimised rounds elsewhere" if elsewhere and side == "B" else ""
-    found = {}
+    found, ran = {}, evidence.graph_that_ran()
+    made = [] if ran is None else ran.run()
     for p, drift in same.items():
         i, j = evidence.pairs[p]
-        ran = evidence.graph_that_ran() if evidence.optimized is not None else None
-        optimised = None if ran is None else ran.run()[j].value
+        optimised = made[j].value if made else None
         chosen = [exactly.plain_a[i].value, *_as_read(a, i)], [exactly.plain_b[j].value, optimised, *_as_read(b, j)]
         said = f"same function with every choice made in float64 ({in_float64(drift)}): {words}"
         found[p] = Turned(said, bool(narrowing), chosen)

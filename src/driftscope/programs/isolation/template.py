@@ -23,6 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from typing import Any
 
+from driftscope.programs.isolation.failures import WorkerDied
 from driftscope.programs.isolation.forking import fork, reap
 from driftscope.programs.isolation.limits import Limits
 from driftscope.programs.isolation.starting import Launch, Process, can_inherit, environment_of, start
@@ -30,6 +31,8 @@ from driftscope.programs.isolation.supervision import Start, Supervised
 
 # Modules that start a thread when they are imported, as onnxruntime 1.31 does for its telemetry: after the fork.
 _WITH_THREADS = ("onnxruntime",)
+# Its import failed or it was killed; there is no room for another process or thread, or for a file that it is sent.
+_EXPECTED = (WorkerDied, OSError, MemoryError, RuntimeError, ValueError)
 _REQUEST_LIMIT = 60.0  # seconds for what takes milliseconds
 
 
@@ -106,7 +109,7 @@ class Template:
             if self._useful:
                 try:
                     forked = self._forked(launch)
-                except Exception:  # its import failed, it was killed while it began, the machine is full
+                except _EXPECTED:
                     self._useful = False
         return forked or start(launch)
 
@@ -127,7 +130,7 @@ class Template:
 
     def _ended_with(self, pid: int, parent: Process) -> int:
         """Return the exit status of a worker that has ended; one whose template has ended was killed with it."""
-        with self._lock, contextlib.suppress(Exception):
+        with self._lock, contextlib.suppress(*_EXPECTED):
             if parent.poll() is None:
                 return int(self._supervised.run(_packed(reap, pid)))
         return -signal.SIGKILL
