@@ -105,10 +105,15 @@ def _relative(value: torch.Tensor | None, own: Any, limit: float) -> float | Non
     if not value.is_floating_point() or not value.numel():
         return 0.0 if torch.equal(value, own) else None
     gap, sizes = (value - own).abs_(), own.abs()
-    if not math.isfinite(largest_magnitude(own)):
+    smallest, largest = map(float, torch.aminmax(sizes))
+    if not math.isfinite(largest):
         gap, sizes = gap.masked_fill_(value == own, 0.0), sizes.masked_fill_(torch.isinf(own), 0.0)
     scale = rms(sizes)
     apart, few = rms(gap) / (scale or 1.0), _SHARE * own.numel()
+    if largest_magnitude(gap) <= limit * min(
+        smallest, largest
+    ):  # no element is too far off, on any scale; not so of NaN
+        return apart
     while bool((gap <= (sizes + _NEGLIGIBLE * scale).mul_(limit)).all()):  # not so of NaN
         smaller = (sizes > 0.0) & (sizes < _SMALLER * scale)
         if int(smaller.sum()) <= few:

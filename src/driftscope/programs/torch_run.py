@@ -15,6 +15,7 @@ from driftscope.programs.isolation.choice import isolating
 from driftscope.programs.isolation.failures import text_of
 from driftscope.programs.protocol import ArraySource, Bound, OnnxSource, Program, TorchSource
 from driftscope.programs.state.effects import contained
+from driftscope.programs.state.module_tree import tensors_in
 from driftscope.programs.state.torch_settings import flushes_denormals
 from driftscope.programs.value_trees import flatten, unflatten
 
@@ -40,7 +41,7 @@ def fresh(bound: Bound) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 def _accelerator_of(module: nn.Module | None) -> torch.device | None:
     """The one device beside the processor that all tensors of a module lie on."""
-    devices = set() if module is None else {t.device for t in (*module.parameters(), *module.buffers())}
+    devices = set() if module is None else {t.device for t in tensors_in(module)}
     return next((d for d in devices if d.type not in ("cpu", "meta")), None) if len(devices) == 1 else None
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -225,14 +226,16 @@ def _decides(evidence: Evidence, pair: int, drift: torch.Tensor, known: tuple[_T
 
 def _chosen(ours: list[Site], theirs: list[Site]) -> list[tuple[Site, Site]]:
     """Pair sums that add the same things; keep the longest few that differ and fit the budget."""
-    left, seen, work = list(theirs), set(), 0.0
+    left, seen, work = defaultdict[tuple[Any, ...], list[Site]](list), set(), 0.0
+    for site in theirs:
+        left[_shape_of(site)].append(site)
     pairs: list[tuple[Site, Site]] = []
     chosen: list[tuple[Site, Site]] = []
     for site in ours:
-        nearest = min(left, key=lambda other, site=site: _unlike(site, other), default=None)  # type: ignore[misc]
-        if nearest is not None and _unlike(site, nearest) <= _ALIKE:
-            left.remove(nearest)
-            pairs.append((site, nearest))
+        near = [(_unlike(site, other), k) for k, other in enumerate(left[_shape_of(site)])]
+        apart, place = min(near, default=(math.inf, 0))
+        if apart <= _ALIKE:
+            pairs.append((site, left[_shape_of(site)].pop(place)))
     for one, other in sorted(pairs, key=lambda pair: -pair[0].n):
         key = tuple((s.operator, s.shapes, s.dtype) for s in (one, other))
         if key in seen or len(chosen) == _PAIRS or work + one.work + other.work > _WORK:
@@ -243,10 +246,13 @@ def _chosen(ours: list[Site], theirs: list[Site]) -> list[tuple[Site, Site]]:
     return chosen
 
 
+def _shape_of(site: Site) -> tuple[Any, ...]:
+    """What two sums that are the same have in common."""
+    return site.n, site.kind, len(site.sizes)
+
+
 def _unlike(one: Site, other: Site) -> float:
-    """Return by how much the operands of two sums differ in size; infinity where the sums cannot be the same."""
-    if one.n != other.n or one.kind is not other.kind or len(one.sizes) != len(other.sizes):
-        return math.inf
+    """Return by how much the operands of two such sums differ in size."""
     return max(abs(x - y) / max(x, y, 1e-300) for x, y in zip(one.sizes, other.sizes, strict=True))
 
 

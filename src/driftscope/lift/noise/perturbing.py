@@ -34,7 +34,7 @@ def drawn(count: int, generator: torch.Generator) -> torch.Tensor:
 def broadcasts(shape: Sequence[int], target: Sequence[int]) -> bool:
     """Whether a tensor of a shape can be expanded to another (torch.broadcast_shapes imports sympy)."""
     ends = zip(reversed(shape), reversed(target), strict=False)
-    return len(shape) <= len(target) and all(mine in (1, theirs) for mine, theirs in ends)
+    return shape == target or (len(shape) <= len(target) and all(mine in (1, theirs) for mine, theirs in ends))
 
 
 @dataclass(frozen=True, slots=True)

@@ -177,13 +177,18 @@ class Model:
         return self.arithmetic.accumulator is not None and kind in (Kind.SUM, Kind.DOT)
 
 
+@functools.cache
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
 def _named(step: Step, words: tuple[str, ...]) -> bool:
-    operator = step.operator.lower()
-    return any(word in operator for word in words)
+    return _has_one(step.operator, words)
+
+
+@functools.lru_cache(maxsize=4096)
+def _has_one(operator: str, words: tuple[str, ...]) -> bool:
+    return any(word in operator.lower() for word in words)
 
 
 def samples_at_coordinates(step: Step) -> bool:

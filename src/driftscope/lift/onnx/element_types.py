@@ -8,6 +8,7 @@ says what a value is.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,16 +110,19 @@ def is_float(format: Format) -> bool:
     return format is not None and format.is_floating_point
 
 
+@functools.cache
 def is_inexact(format: Format) -> bool:
     """Whether values of a format are rounded: real or complex floating point."""
     return is_float(format) or (format is not None and format.is_complex)
 
 
+@functools.cache
 def storage(format: torch.dtype) -> torch.dtype:
     """The torch dtype of the tensor that carries values of a format natively."""
     return _STORAGE.get(format, format)
 
 
+@functools.cache
 def lifted_storage(format: torch.dtype) -> torch.dtype:
     """The torch dtype of a lifted value: float64 for every float, complex128 for every complex."""
     if format.is_floating_point:

@@ -119,7 +119,8 @@ class GraphEvaluation:
         return Value(replacement.to(device=self.device, dtype=dtype), native, constant=False)
 
     def _node(self, plan: NodePlan) -> None:
-        values = [self._read(name, plan) if name else None for name in plan.inputs]
+        known = self._values
+        values = [(known.get(name) or self._read(name, plan)) if name else None for name in plan.inputs]
         operator = plan.operator
         if operator is None:
             body = self._expand(plan, values)
@@ -203,10 +204,10 @@ class GraphEvaluation:
     ) -> tuple[list[Value], Rounding]:
         try:
             result = operator.function(node, *tensors)
-            if not isinstance(result, Result):
-                result = Result(result, Rounding(operator.kind))
-            data = result.outputs if isinstance(result.outputs, tuple | list) else (result.outputs,)
-            formats = result.formats or ()
+            rounding, formats = Rounding(operator.kind), ()
+            if isinstance(result, Result):
+                result, rounding, formats = result.outputs, result.rounding, result.formats or ()
+            data = result if isinstance(result, (tuple, list)) else (result,)
             values = []
             for index, item in enumerate(data[: len(node.output_names)]):
                 given = formats[index] if index < len(formats) else None
@@ -217,7 +218,7 @@ class GraphEvaluation:
                 raise
             words = str(error).split("\n", 1)[0] or type(error).__name__
             raise CannotLift(f"{node} cannot be evaluated in float64: {words}") from error
-        return values, result.rounding
+        return values, rounding
 
     def _structured(self, plan: NodePlan, operator: Operator, values: Sequence[Value | None]) -> None:
         node = Node(plan, self, [None if v is None else v.format for v in values], lifted=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,17 +82,22 @@ class LiftedOnnx:
         self._cache = LiftedConstants(sum(math.prod(stored.shape) for stored in self._plan.stored.values()))
         # Decoded constants of single precision take half as much.
         self._planner.room.left = max(self._planner.room.left, self._cache.room // 2)
-        self._former: dict[str, Sequence[int]] = {c.name: () for c in self.attribute_numbers()}
+        self._former: dict[str, Sequence[int]] = {name: () for name, _, _ in self._attributes()}
         self._former |= {name: stored.shape for name, stored in self._plan.stored.items()}
 
     def attribute_numbers(self) -> list[Constant]:
         """Every float attribute of its nodes, whether or not a run meets it: no run is needed to know them."""
         return [
-            Constant(f"{n.name}.{name}", torch.tensor(v, dtype=torch.float32), Origin.ATTRIBUTE, n.where)
-            for n in self._plan.nodes
-            for name, v in {**n.defaults, **n.attributes}.items()
-            if isinstance(v, float)
+            Constant(name, torch.tensor(value, dtype=torch.float32), Origin.ATTRIBUTE, node.where)
+            for name, value, node in self._attributes()
         ]
+
+    def _attributes(self) -> Iterator[tuple[str, float, NodePlan]]:
+        for node in self._plan.nodes:
+            for name in {**node.defaults, **node.attributes} if node.defaults else node.attributes:
+                value = node.attributes.get(name, node.defaults.get(name))
+                if isinstance(value, float):
+                    yield f"{node.name}.{name}", value, node
 
     def stored_tensors(self) -> list[Constant]:
         """Every stored float tensor outside branches, whether or not a run meets it."""

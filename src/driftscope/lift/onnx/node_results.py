@@ -8,7 +8,14 @@ from typing import Any
 import torch
 
 from driftscope.lift.kept import KeptNode, equal
-from driftscope.lift.onnx.element_types import Format, is_inexact, lifted_storage, storage, wrap_integer
+from driftscope.lift.onnx.element_types import (
+    NARROW_INTEGERS,
+    Format,
+    is_inexact,
+    lifted_storage,
+    storage,
+    wrap_integer,
+)
 from driftscope.lift.onnx.registry import Value
 from driftscope.programs.isolation.memory import available_bytes
 
@@ -51,8 +58,10 @@ def default_format(item: Any, formats: Sequence[Format], tensors: Sequence[Any])
     if not isinstance(item, torch.Tensor):
         return None
     if item.is_floating_point() or item.is_complex():
-        found = next((f for f in formats if is_inexact(f)), None)
-        return found if found is not None else item.dtype
+        for native in formats:
+            if is_inexact(native):
+                return native
+        return item.dtype
     if item.dtype == torch.bool:
         return torch.bool
     for native, tensor in zip(formats, tensors, strict=False):
@@ -65,7 +74,8 @@ def stored_as(item: Any, format: Format, constant: bool) -> Any:
     if not isinstance(item, torch.Tensor) or format is None:
         return item
     dtype = storage(format) if constant else lifted_storage(format)
-    return wrap_integer(item.to(dtype), format)
+    stored = item if item.dtype is dtype else item.to(dtype)
+    return wrap_integer(stored, format) if format in NARROW_INTEGERS else stored
 
 
 def as_before(outputs: Sequence[Value], before: KeptNode | None) -> list[Value]:

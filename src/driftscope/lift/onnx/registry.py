@@ -325,14 +325,17 @@ def operator(
 def find_operator(domain: str, name: str, version: int) -> Operator | None:
     """The table's entry for an operator at an opset version, or None."""
     entries = _TABLE.get(("" if domain == "ai.onnx" else domain, name), ())
-    return next((e for e in entries if e.since <= version), None)
+    for entry in entries:
+        if entry.since <= version:
+            return entry
+    return None
 
 
 def integers_of(tensor: torch.Tensor | None) -> list[int] | None:
     """The elements of a small integer tensor as Python ints; None for an input left out."""
     if tensor is None:
         return None
-    return [int(v) for v in tensor.reshape(-1).tolist()]
+    return list(map(int, tensor.reshape(-1).tolist()))
 
 
 def axis_of(axis: int, rank: int) -> int:

@@ -13,6 +13,7 @@ from driftscope.records.finding import Where
 from driftscope.records.user_code import innermost
 
 _FRAME = re.compile(r'File "(?P<file>[^"\n]+)", line (?P<line>\d+)[^\n]*(?:\n[ \t]+(?P<expression>(?!File ")[^\n]+))?')
+_KEYS = tuple(f"pkg.torch.onnx.{key}" for key in ("stack_trace", "name_scopes", "class_hierarchy"))
 _PLAIN_LIST = re.compile(r"\['[^'\\]*'(?:, '[^'\\]*')*\]")
 _LIBRARY = re.compile(r"[\\/](?:site-packages|dist-packages)[\\/]torch[\\/]")
 
@@ -34,12 +35,13 @@ def place_of(proto: NodeProto, name: str) -> tuple[Where, tuple[str, str]]:
     tuple of (str, str)
         Empty strings when unknown.
     """
-    metadata = {entry.key: entry.value for entry in proto.metadata_props}
-    file, line, expression = _source(metadata.get("pkg.torch.onnx.stack_trace", ""), os.getcwd())
-    scopes, classes = (_listed(metadata.get(f"pkg.torch.onnx.{key}", "")) for key in ("name_scopes", "class_hierarchy"))
+    metadata = {key: entry.value for entry in proto.metadata_props if (key := entry.key) in _KEYS}  # texts of pages
+    trace, *lists = (metadata.get(key, "") for key in _KEYS)
+    file, line, expression = _source(trace, os.getcwd())
+    scopes, classes = map(_listed, lists)
     # The last scope is the traced call itself, the one before it the innermost module.
     module = (scopes[-2] or None) if len(scopes) > 1 else None
-    if module is None and not metadata and proto.name.startswith("/"):
+    if module is None and not proto.metadata_props and proto.name.startswith("/"):
         module = ".".join(part for part in proto.name.split("/")[1:-1] if part) or None
     where = Where(node=name, operator=proto.op_type, module=module, file=file, line=line, expression=expression)
     return where, (scopes[-1], classes[-1]) if scopes and classes else ("", "")

@@ -95,7 +95,7 @@ class Stored:
     def load(self) -> Value:
         """Decode the constant: a tensor in host memory, in the storage of its format."""
         if self.kept is not None:
-            if self._mapped and self.room is not None:
+            if self.is_mapped and self.room is not None:  # known by then
                 self.room.touch(self.kept.data.nbytes)
             return self.kept
         held = None if self.used is None else self.used()

@@ -14,6 +14,7 @@ import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from driftscope.lift.torch.entries import CallPlace
+from driftscope.programs.state.module_tree import modules_in
 from driftscope.records.user_code import is_users
 
 _LIFT = os.path.dirname(os.path.dirname(__file__))
@@ -50,7 +51,7 @@ class Places:
 
     def _adopt(self, module: torch.nn.Module) -> None:
         self.modules.append(module)
-        for path, child in module.named_modules():
+        for path, child in modules_in(module):
             self._paths.setdefault(id(child), path.replace("_orig_mod.", "").removesuffix("_orig_mod"))
 
     def _enter(self, module: torch.nn.Module, args: Any) -> None:

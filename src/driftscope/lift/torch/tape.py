@@ -37,6 +37,7 @@ from driftscope.lift.torch.replay import Replay
 from driftscope.lift.torch.state import compilation_off, escapes_refused, generators_kept
 from driftscope.programs.pytrees import tree_unflatten
 from driftscope.programs.state.effects import contained
+from driftscope.programs.state.module_tree import members_of, modules_in
 from driftscope.programs.value_trees import Spec, flatten, unflatten
 from driftscope.records.paths import Path
 
@@ -338,8 +339,9 @@ class _Names:
 
 def _tensors_of(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
     """List a module's tensors with qualified names: parameters, buffers, then plain attributes."""
-    found = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
-    for path, child in module.named_modules():
+    modules = modules_in(module)
+    found = [pair for table in ("_parameters", "_buffers") for pair in members_of(modules, table)]
+    for path, child in modules:
         for name, value in vars(child).items():
             if isinstance(value, torch.Tensor):
                 found.append((f"{path}.{name}" if path else name, value))

@@ -12,6 +12,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from driftscope.errors import RuntimeRefused
+from driftscope.programs.state.module_tree import modules_in
 from driftscope.programs.value_trees import flatten
 from driftscope.records.finding import Finding, Where
 from driftscope.records.words import listed
@@ -51,7 +52,7 @@ def train_mode(module: nn.Module | None, name: str) -> list[Finding]:
     if module is None:
         return []
     # A frozen TorchScript module holds no modes any more.
-    modes = ((path, child) for path, child in module.named_modules() if getattr(child, "training", False))
+    modes = ((path, child) for path, child in modules_in(module) if getattr(child, "training", False))
     differs = {path: words for path, child in modes if (words := _differs(child))}
     if not differs:
         return []

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Iterator
+from typing import Any
 
-from google.protobuf.descriptor import Descriptor, FieldDescriptor  # type: ignore[import-untyped]
+from google.protobuf.descriptor import FieldDescriptor  # type: ignore[import-untyped]
 from google.protobuf.message import Message  # type: ignore[import-untyped]
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
+from onnx import GraphProto, ModelProto, NodeProto, StringStringEntryProto, TensorProto, ValueInfoProto
 
 from driftscope.errors import ProgramError
 
@@ -70,28 +71,36 @@ def check_texts(model: ModelProto, name: str) -> None:
     while waiting:
         message = waiting.pop()
         if type(message) is TensorProto:  # listing its fields would copy its numbers
-            texts = (message.name, message.doc_string, *(t for e in message.external_data for t in (e.key, e.value)))
-            if bytes in map(type, texts):
+            own = (message.name, message.doc_string, *(t for e in message.external_data for t in (e.key, e.value)))
+            if bytes in map(type, own):
                 raise ProgramError(f"{name} is damaged: the name of a tensor in it is not UTF-8 text")
             continue
+        if type(message) is StringStringEntryProto and bytes not in map(type, (message.key, message.value)):
+            continue  # six for each node that torch exported
         if type(message) is ValueInfoProto and message.SerializeToString().isascii():
             continue  # no byte above 127: seven messages that need no look, and there are as many as nodes
-        for field, is_text in _fields(message.DESCRIPTOR):
-            value = getattr(message, field)
-            if is_text:
+        kind: Any = type(message)
+        texts, inner = _fields(kind)
+        for field, value in message.ListFields():  # those that are there: of most nodes four in eleven
+            if field.number in texts:
                 if type(value) is bytes or (type(value) is not str and bytes in map(type, value)):
-                    raise ProgramError(f"{name} is damaged: a {field!r} in it is not UTF-8 text")
-            elif not isinstance(value, Message):
-                waiting.extend(value)
-            elif message.HasField(field):
+                    raise ProgramError(f"{name} is damaged: a {field.name!r} in it is not UTF-8 text")
+            elif field.number not in inner:
+                continue
+            elif isinstance(value, Message):
                 waiting.append(value)
+            else:
+                waiting.extend(value)
 
 
 @functools.cache
-def _fields(kind: Descriptor) -> list[tuple[str, bool]]:
-    """The fields of a kind of message that are texts, or messages; whether they are texts."""
-    kinds = {FieldDescriptor.TYPE_STRING: True, FieldDescriptor.TYPE_MESSAGE: False}
-    return [(field.name, kinds[field.type]) for field in kind.fields if field.type in kinds]
+def _fields(kind: Any) -> tuple[set[int], set[int]]:
+    """The fields of a kind of message that are texts, and those that are messages, by number."""
+    texts, inner = set[int](), set[int]()
+    of_type = {FieldDescriptor.TYPE_STRING: texts, FieldDescriptor.TYPE_MESSAGE: inner}
+    for field in kind.DESCRIPTOR.fields:
+        of_type.get(field.type, set()).add(field.number)
+    return texts, inner
 
 
 def _many(count: int) -> str:

@@ -15,6 +15,7 @@ from driftscope.programs.arrays import dtype_name
 from driftscope.programs.feeding.binding import bind_call, ready, signature_of
 from driftscope.programs.inspection.training import active_dropout, table_rows, train_mode
 from driftscope.programs.protocol import Bound, Program, Slot, TorchSource
+from driftscope.programs.state.module_tree import members_of, modules_in, tensors_in
 from driftscope.programs.torch_run import FlushingProgram, can_flush, fresh, run_torch
 from driftscope.programs.value_trees import flatten, unflatten
 from driftscope.records.finding import Finding
@@ -78,7 +79,7 @@ class TorchProgram(Program):
     def _device_words(self) -> str:
         devices = {self.options.device} if self.options.device else set()
         if self.module is not None:
-            devices = {p.device for p in self.module.parameters()} or devices
+            devices = {p.device for _, p in members_of(modules_in(self.module), "_parameters")} or devices
         return " and ".join(sorted(str(d).upper() for d in devices)) or "the inputs' device"
 
     @property
@@ -136,10 +137,10 @@ class TorchProgram(Program):
 
 def describe_module(module: nn.Module) -> dict[str, Any]:
     """Return a module's class, size, formats, devices and mode as plain data."""
-    tensors = [*module.parameters(), *module.buffers()]
+    tensors = tensors_in(module)
     return {
         "class": f"{type(module).__module__}.{type(module).__qualname__}",
-        "parameters": sum(p.numel() for p in module.parameters()),
+        "parameters": sum(p.numel() for _, p in members_of(modules_in(module), "_parameters")),
         "dtypes": sorted({dtype_name(t.dtype) for t in tensors}),
         "devices": sorted({str(t.device) for t in tensors}),
         "training": getattr(module, "training", False),  # frozen TorchScript has no mode
@@ -150,7 +151,7 @@ def _placed(function: Callable[..., Any], options: TorchOptions) -> Callable[...
     """Return the module on its device and in its dtype; the caller's own module is left alone."""
     if not isinstance(function, nn.Module) or (options.device is None and options.dtype is None):
         return function
-    tensors = [*function.parameters(), *function.buffers()]
+    tensors = tensors_in(function)
     moved = options.device is not None and any(t.device != options.device for t in tensors)
     cast = options.dtype is not None and any(t.is_floating_point() and t.dtype != options.dtype for t in tensors)
     if not (moved or cast):

@@ -89,7 +89,7 @@ def contained(program: Any) -> Iterator[None]:
     """
     with process.alone():  # another thread may have torch's default dtype at float64 while it lifts
         kept = process.readings(generators=False)
-        variables = dict(os.environ)
+        variables = process.environment()
         states = [ModuleState(module) for module in modules_of(program)]
         try:
             yield
@@ -103,8 +103,8 @@ def contained(program: Any) -> Iterator[None]:
                 witness.note(changed)
 
 
-def _variables_since(before: dict[str, str]) -> list[str]:
-    names = {name for name, _ in before.items() ^ dict(os.environ).items()}
+def _variables_since(before: dict[Any, Any]) -> list[str]:
+    names = {os.fsdecode(name) for name, _ in before.items() ^ process.environment().items()}
     return [f"the environment variable {name}" for name in sorted(names) if not name.startswith(_THEIR_VARIABLES)]
 
 

@@ -157,8 +157,8 @@ def _go_back(folder: str | None) -> None:
             os.chdir(folder)
 
 
-def _environment() -> dict[Any, Any]:
-    # As it is stored: decoding every variable, many times a second, is most of what reading the process takes.
+def environment() -> dict[Any, Any]:
+    """Read the environment variables as they are stored: decoding them all takes longer than all other readings."""
     return dict(getattr(os.environ, "_data", os.environ))
 
 
@@ -221,7 +221,7 @@ LOGGING = Setting("logging levels", _log_levels, _set_log_levels)
 _PYTHON = (
     Setting("the state of Python's random", random.getstate, random.setstate, random=True),
     Setting("the working folder", _folder, _go_back),
-    Setting("environment variables", _environment, _put_environment_back),
+    Setting("environment variables", environment, _put_environment_back),
     Setting("the module search path", lambda: tuple(sys.path), _restore_list(sys.path)),
     Setting("standard streams", streams, put_back_streams),
     Setting("signal handlers", _handlers, _set_handlers),
