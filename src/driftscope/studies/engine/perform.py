@@ -23,7 +23,7 @@ from driftscope.studies.engine.cell_runs import CellFunction, environment_with, 
 from driftscope.studies.engine.code_digest import are_apart, code_digest
 from driftscope.studies.engine.grid import Cell
 from driftscope.studies.engine.plan import Plan, digest_of
-from driftscope.studies.engine.pools import InThisProcess, Whereabouts, executor_at
+from driftscope.studies.engine.pools import Whereabouts, executor_at, runs_here
 from driftscope.studies.engine.submission import Submission
 
 _LOOK_AGAIN = 0.2  # seconds between two looks at what another process that shares the run has finished
@@ -84,12 +84,13 @@ def run_study(plan: Plan, running: Running, begun: Callable[[RunFolder], None] =
     say = running.progress or (lambda _text: None)
     cells = list(plan.grid.cells())
     say("Starting workers")
-    code = code_digest(plan.function)
+    here = runs_here(running.place, plan.safe_seconds)
+    # Workers and stored runs alone can meet another version of the function.
+    code = "" if here and running.store is None else code_digest(plan.function)
     # On a cluster other packages may be installed: there the first cell of each process imports what it needs.
-    modules = () if running.place.cluster else installed(plan.modules)
+    modules = () if here or running.place.cluster else installed(plan.modules)
     place = dataclasses.replace(running.place, code=code, modules=modules)
     with executor_at(place, len(cells), plan.safe_seconds) as pool:
-        here = isinstance(pool, InThisProcess)
         function: Any = plan.function if here else CellFunction(plan.reference(), code)
         environment = _environment(pool, plan)
         folder = None if running.store is None else _folder(plan, running, environment, code)

@@ -71,6 +71,13 @@ class Whereabouts:
         return dict.fromkeys(_THREAD_VARIABLES, str(self.threads))
 
 
+def runs_here(place: Whereabouts, safe_seconds: float | None) -> bool:
+    """Whether cells run in this process: as the user said, or since starting workers takes longer."""
+    if place.cluster:
+        return False
+    return place.workers == 0 or (place.is_free and safe_seconds is not None and safe_seconds < _WORTH_WORKERS)
+
+
 @contextlib.contextmanager
 def executor_at(place: Whereabouts, cells: int, safe_seconds: float | None = None) -> Iterator[Executor]:
     """Open the executor of a place, for so many cells.
@@ -93,7 +100,7 @@ def executor_at(place: Whereabouts, cells: int, safe_seconds: float | None = Non
     if place.cluster:
         with _cluster(place) as pool:
             yield pool
-    elif place.workers == 0 or (place.is_free and safe_seconds is not None and safe_seconds < _WORTH_WORKERS):
+    elif runs_here(place, safe_seconds):
         with InThisProcess(place.threads) as here:
             yield here
     else:
