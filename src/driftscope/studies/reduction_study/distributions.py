@@ -17,7 +17,7 @@ from driftscope.programs.loading.references import find, is_reference
 Array = npt.NDArray[Any]
 Law = Callable[[np.random.Generator, int], Array]
 
-_BLOCK = 1 << 18  # bytes gathered at once
+_BLOCK = 1 << 18  # bytes permuted or gathered at once
 
 DTYPES = ("float64", "float32", "float16", "bfloat16")
 
@@ -100,9 +100,13 @@ def permutations(size: int, count: int, seed: int = 0) -> Array:
         ``permutation_rng(size, seed).permutation(size)`` gives when it is called ``count`` times.
     """
     rng = permutation_rng(size, seed)
-    drawn = np.empty((count, size), np.intp)
-    drawn[:] = np.arange(size)
-    rng.permuted(drawn, axis=1, out=drawn)  # row by row, in place: what rng.permutation(size) draws
+    drawn, unpermuted = np.empty((count, size), np.intp), np.arange(size)
+    step = max(1, _BLOCK // unpermuted.nbytes)
+    for start in range(0, count, step):
+        rows = drawn[start : start + step]
+        rows[:] = unpermuted
+        # Row by row, in place and while they are in the cache: what rng.permutation(size) draws.
+        rng.permuted(rows, axis=1, out=rows)
     drawn.setflags(write=False)
     return drawn
 
