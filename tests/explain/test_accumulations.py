@@ -17,7 +17,7 @@ from driftscope.explain.native.sum_sites import SumsOfProgram
 from driftscope.lift.noise.floor import noise_sample
 from driftscope.lift.sources import lift_bound
 from driftscope.lift.torch.tape import lift_torch
-from driftscope.numerics.error_model import Growth, growth
+from driftscope.numerics.groupings import Growth, growth
 from driftscope.numerics.trees.growth import growth_of
 from driftscope.numerics.trees.tree import SumTree
 from driftscope.programs.loading.load import load_program

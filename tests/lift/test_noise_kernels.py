@@ -14,7 +14,7 @@ from driftscope.lift.formulas.activations import gelu, gelu_parts
 from driftscope.lift.noise.injector import NoiseInjector
 from driftscope.lift.noise.products import ProductKind, grown
 from driftscope.lift.steps import Kind, Rounding, Step
-from driftscope.numerics.error_model import growth, sequential
+from driftscope.numerics.groupings import growth, sequential
 from driftscope.records.finding import Where
 
 FORMATS = (torch.float32, torch.float16, torch.bfloat16)

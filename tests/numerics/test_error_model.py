@@ -7,8 +7,9 @@ import math
 import numpy as np
 import pytest
 
-from driftscope.numerics import error_model
-from driftscope.numerics.error_model import ROUNDING_RMS, Spread, Units
+from driftscope.numerics import error_model, groupings
+from driftscope.numerics.error_model import Spread, Units
+from driftscope.numerics.groupings import ROUNDING_RMS
 
 U32 = 2.0**-24
 ROWS = 400
@@ -23,7 +24,7 @@ def _fold(x: np.ndarray, fold: int) -> np.ndarray:
     return total
 
 
-def _predicted(terms: np.ndarray, growth: error_model.Growth) -> np.ndarray:
+def _predicted(terms: np.ndarray, growth: groupings.Growth) -> np.ndarray:
     squares = np.square(terms, dtype=np.float64).sum(-1)
     total = np.square(terms.sum(-1, dtype=np.float64))
     return ROUNDING_RMS * U32 * np.sqrt(growth.terms * squares + growth.total * total)
@@ -47,7 +48,7 @@ def test_growth_predicts_the_error_of_its_grouping(law, folds):
     for fold in folds:
         total = _fold(total, fold)
     error = total[:, 0] - terms.sum(-1, dtype=np.float64)
-    floor = _predicted(terms, error_model.growth([float(f) for f in folds]))
+    floor = _predicted(terms, groupings.growth([float(f) for f in folds]))
     ratio = np.sqrt(np.mean(error**2) / np.mean(floor**2))
     # 400 rows: 3.5 % of spread; a sum near a power of two (mean one, few terms) is off by up to 15 %.
     assert 0.75 < ratio < 1.3
@@ -57,7 +58,7 @@ def test_a_wrong_grouping_does_not_predict():
     rng = np.random.default_rng(3)
     terms = rng.standard_normal((ROWS, 1024)).astype(np.float32)
     error = _fold(terms, 1024)[:, 0] - terms.sum(-1, dtype=np.float64)
-    pairwise = _predicted(terms, error_model.growth((2.0,) * 10))
+    pairwise = _predicted(terms, groupings.growth((2.0,) * 10))
     assert np.sqrt(np.mean(error**2) / np.mean(pairwise**2)) > 4
 
 
@@ -77,7 +78,7 @@ def test_products_with_fused_multiply_add():
     for k in range(300):
         total = (a[:, k].astype(np.float64) * b[:, k] + total).astype(np.float32)
     products = a.astype(np.float64) * b
-    floor = _predicted(products, error_model.growth((300.0,), products=True))
+    floor = _predicted(products, groupings.growth((300.0,), products=True))
     error = total - products.sum(-1)
     assert 0.85 < np.sqrt(np.mean(error**2) / np.mean(floor**2)) < 1.15
 
@@ -91,7 +92,7 @@ def test_every_grouping_has_all_terms(kernels, length):
 
 
 def test_one_term_is_not_added():
-    assert error_model.growth((1.0,)) == error_model.Growth(0.0, 0.0)
+    assert groupings.growth((1.0,)) == groupings.Growth(0.0, 0.0)
 
 
 def test_one_product_is_rounded_once():
@@ -106,10 +107,10 @@ def test_narrow_storage_outweighs_its_accumulator():
 
 
 def test_cheaper_arithmetic_is_larger_noise():
-    folds = error_model.blocked(1280, 384)
+    folds = groupings.blocked(1280, 384)
     ordinary = error_model.dot(Units(U32, U32), folds)
     tf32 = error_model.dot(Units(U32, U32, product=2.0**-11), folds)
-    half = error_model.dot(Units(U32, 2.0**-11), error_model.sequential(1280))
+    half = error_model.dot(Units(U32, 2.0**-11), groupings.sequential(1280))
     assert 20 * ordinary.terms < tf32.terms < half.terms
 
 

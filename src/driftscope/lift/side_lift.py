@@ -22,7 +22,7 @@ from driftscope.lift.onnx.registry import Value
 from driftscope.lift.sources import lift_bound
 from driftscope.lift.steps import Lifted, LiftedOutput
 from driftscope.lift.torch.tape import lift_torch
-from driftscope.numerics.error_model import Growth
+from driftscope.numerics.groupings import Growth
 from driftscope.programs.protocol import Bound
 
 

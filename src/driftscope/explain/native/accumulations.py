@@ -26,7 +26,7 @@ from driftscope.explain.native.sum_sites import Site, SumsOfProgram, has_known_k
 from driftscope.lift.evidence import Evidence
 from driftscope.lift.side_lift import add_noise
 from driftscope.lift.steps import Kind, Lifted, Step
-from driftscope.numerics.error_model import Growth, growth, sequential
+from driftscope.numerics.groupings import Growth, growth, sequential
 from driftscope.numerics.trees.growth import growth_of
 from driftscope.programs.protocol import Bound
 from driftscope.records.finding import Finding, Where

@@ -20,7 +20,7 @@ from driftscope.lift.formulas.terms import ProductSquares
 from driftscope.lift.noise.floor import ORDINARY, kernels_of
 from driftscope.lift.noise.spreads import Model
 from driftscope.lift.steps import Kind, Step
-from driftscope.numerics.error_model import Growth
+from driftscope.numerics.groupings import Growth
 from driftscope.programs.protocol import Bound, OnnxSource
 from driftscope.records.finding import Where
 

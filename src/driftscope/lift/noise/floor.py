@@ -20,7 +20,8 @@ from driftscope.lift.noise.injector import NoiseInjector
 from driftscope.lift.noise.measured import TORCH
 from driftscope.lift.steps import Lifted, LiftedOutput, Step
 from driftscope.numerics import error_model
-from driftscope.numerics.error_model import Growth, Kernels
+from driftscope.numerics.error_model import Kernels
+from driftscope.numerics.groupings import Growth
 
 __all__ = [
     "ARITHMETICS",

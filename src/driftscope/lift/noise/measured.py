@@ -19,7 +19,7 @@ import torch
 from driftscope.lift.formulas.activations import gelu_parts
 from driftscope.lift.noise.products import product_growth
 from driftscope.numerics import error_model
-from driftscope.numerics.error_model import ROUNDING_RMS, Growth
+from driftscope.numerics.groupings import ROUNDING_RMS, Growth
 from driftscope.programs.state.torch_settings import backend_flags
 
 #: Functions of one argument whose kernels differ, by their names in ATen.

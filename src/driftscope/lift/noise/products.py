@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from driftscope.numerics import error_model
-from driftscope.numerics.error_model import ROUNDING_RMS, Growth
+from driftscope.numerics import groupings
+from driftscope.numerics.groupings import ROUNDING_RMS, Growth
 from driftscope.programs.state.torch_settings import backend_flags
 
 #: Rows and columns beyond which a product is cut into tiles, whose number changes no sum, where there are so many
@@ -130,7 +130,7 @@ def grown(multiply: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], layout
     total = min(max(total, 0.0), spread.error / spread.totals)
     # What is left can come out below nothing by a rounding.
     found = Growth(max(spread.error - total * spread.totals, 0.0) / spread.squares, total)
-    running = error_model.growth(error_model.sequential(layout.length), products=True)
+    running = groupings.growth(groupings.sequential(layout.length), products=True)
     ordinary = all(m.error <= CHANCE * _variance(running, m) for m in (spread, level))
     return found if ordinary and spread.error else None
 

@@ -13,8 +13,9 @@ from driftscope.lift.noise.measured import FUNCTIONS, function_errors
 from driftscope.lift.noise.products import OTHERS, ProductKind
 from driftscope.lift.noise.rows import softmax_axis
 from driftscope.lift.steps import Kind, Step
-from driftscope.numerics import error_model
-from driftscope.numerics.error_model import Growth, Kernels, Spread, Units
+from driftscope.numerics import error_model, groupings
+from driftscope.numerics.error_model import Kernels, Spread, Units
+from driftscope.numerics.groupings import Growth
 
 
 @functools.lru_cache(maxsize=256)
@@ -114,7 +115,7 @@ class Model:
                 return error_model.normalisation(units, stored_statistics=stores_statistics(step), affine=affine)
             case Kind.SOFTMAX:
                 inner = _innermost(step)
-                folds = self.kernels.softmax(length) if inner else error_model.sequential(length)
+                folds = self.kernels.softmax(length) if inner else groupings.sequential(length)
                 shared = self.kernels.denominator(length, step.device) if inner and self.kernels.denominator else None
                 if _named(step, ("log",)):
                     return error_model.log_softmax(units, folds, shared)
@@ -123,7 +124,7 @@ class Model:
     def _grouping(self, step: Step) -> tuple[float, ...] | Growth:
         """One running sum where known or where the accumulator is cheap; else the step's own tree, or the usual one."""
         if step.rounding.running or self._cheap_sums(step.rounding.kind):
-            return error_model.sequential(step.rounding.length)
+            return groupings.sequential(step.rounding.length)
         return self.kernels.revealed.get(step.name) or self._usual_grouping(step)
 
     def _usual_grouping(self, step: Step) -> tuple[float, ...] | Growth:
@@ -134,7 +135,7 @@ class Model:
         """How the error of a SUM or DOT step is taken to grow while its own tree of additions is not known."""
         grouped = self._usual_grouping(step)
         products = step.rounding.kind is Kind.DOT
-        return grouped if isinstance(grouped, Growth) else error_model.growth(grouped, products=products)
+        return grouped if isinstance(grouped, Growth) else groupings.growth(grouped, products=products)
 
     def _convolved(self, step: Step) -> Growth | None:
         """What convolving with such a filter was measured to do; None where its shape does not tell its terms."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from driftscope.numerics.error_model import Growth
+from driftscope.numerics.groupings import Growth
 from driftscope.numerics.trees.tree import SumTree
 
 
@@ -13,7 +13,7 @@ def growth_of(tree: SumTree, *, products: str = "none") -> Growth:
 
     Every addition rounds its partial sum. With ``p`` of ``n`` terms, taken as independent draws given their total ``S``
     and ``V = sum t^2 - S^2 / n``, its mean square is ``p/n (1 - p/n) V + (p/n)^2 S^2``
-    (:func:`driftscope.numerics.error_model.growth` has the same sum in closed form for nested folds).
+    (:func:`driftscope.numerics.groupings.growth` has the same sum in closed form for nested folds).
 
     Parameters
     ----------

@@ -11,8 +11,9 @@ import torch
 
 from driftscope.errors import InputError, RuntimeRefused
 from driftscope.lift.noise.arithmetics import ARITHMETICS, ORDINARY, Arithmetic
-from driftscope.numerics.error_model import ROUNDING_RMS, Units, dot, sequential
+from driftscope.numerics.error_model import Units, dot
 from driftscope.numerics.formats import FORMATS
+from driftscope.numerics.groupings import ROUNDING_RMS, sequential
 from driftscope.numerics.seeds import seed_of
 from driftscope.programs.torch_devices import device_of
 from driftscope.studies import pairwise

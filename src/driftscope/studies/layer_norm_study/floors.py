@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 import torch
 
-from driftscope.numerics.error_model import ROUNDING_RMS, TORCH, Units, dot, normalisation
+from driftscope.numerics.error_model import TORCH, Units, dot, normalisation
 from driftscope.numerics.formats import FORMATS
+from driftscope.numerics.groupings import ROUNDING_RMS
 
 
 @dataclass(frozen=True, slots=True)

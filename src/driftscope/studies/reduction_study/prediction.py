@@ -1,7 +1,7 @@
 """The spread that ordinary rounding predicts for a permuted reduction, from the error model alone.
 
 Let ``e_p`` be the rounding error of the sum in order ``p``. The model takes it as a normal variable whose standard
-deviation follows from the tree of additions (:mod:`driftscope.numerics.error_model`). The largest minus the smallest
+deviation follows from the tree of additions (:mod:`driftscope.numerics.groupings`). The largest minus the smallest
 of ``N`` such draws is expected to be ``2 Phi^-1((N - 0.375) / (N + 0.25))`` deviations (Blom, *Statistical Estimates
 and Transformed Beta-Variables*, 1958). Storing the result on a grid of steps ``h`` leaves that expectation as it is
 when the spread is below a step: then it is a whole step now and then, and nothing otherwise.
@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from driftscope.numerics.error_model import ROUNDING_RMS, TORCH, Units, growth, lanes, sequential
 from driftscope.numerics.formats import FORMATS
+from driftscope.numerics.groupings import ROUNDING_RMS, growth, lanes, sequential
 
 Array = npt.NDArray[Any]
 
@@ -79,9 +79,8 @@ def predict(function: str, x: Array, observations: int) -> Prediction:
     storage = FORMATS[name].unit_roundoff
     family = function.removeprefix("torch.")
     accumulator = FORMATS["float64" if function == "torch.var" else "float32"].unit_roundoff
-    units = Units(storage, min(storage, accumulator))
     folds = numpy_folds(len(x)) if function == family else _torch_folds(family, len(x), x.dtype.itemsize)
-    sums = _Sums(units, folds, len(x))
+    sums = _Sums(storage, min(storage, accumulator), folds, len(x))
     if family in ("layer_norm", "softmax"):
         return _of_elements(family, values, name, sums, observations)
     return _of_number(family, values, name, sums, observations)
@@ -97,12 +96,15 @@ def _torch_folds(family: str, n: int, itemsize: int) -> tuple[float, ...]:
         return sequential(n)
     if family == "norm":
         return lanes(n, max(32 // max(itemsize, 4), 1))
+    from driftscope.numerics.error_model import TORCH
+
     return TORCH.softmax(n) if family == "softmax" else TORCH.sum(n)
 
 
 @dataclass(frozen=True, slots=True)
 class _Sums:
-    units: Units
+    storage: float
+    accumulator: float
     folds: tuple[float, ...]
     n: int
 
@@ -113,7 +115,7 @@ class _Sums:
         grown = _growth(self.folds)
         total = float(terms.sum())
         variance = grown.terms * float(terms @ terms) + grown.total * total * total
-        return ROUNDING_RMS * self.units.accumulator * math.sqrt(variance)
+        return ROUNDING_RMS * self.accumulator * math.sqrt(variance)
 
 
 def _of_number(family: str, x: Array, name: str, sums: _Sums, observations: int) -> Prediction:
@@ -129,7 +131,7 @@ def _of_number(family: str, x: Array, name: str, sums: _Sums, observations: int)
         result = float(np.sqrt((x * x).sum()))
         error = sums.error(x * x) / (2 * result) if result else 0.0
     step = FORMATS[name].ulp(abs(result))
-    floor = math.hypot(error, ROUNDING_RMS * sums.units.storage * abs(result))
+    floor = math.hypot(error, ROUNDING_RMS * sums.storage * abs(result))
     return Prediction(floor, error * _range(observations), step)
 
 
@@ -151,7 +153,7 @@ def _of_elements(family: str, x: Array, name: str, sums: _Sums, observations: in
     apart = _range(observations) / 2 + _MEAN_ABSOLUTE
     exponents = np.frexp(np.maximum(np.abs(y), fmt.smallest_normal))[1]
     steps = np.ldexp(1.0, exponents - fmt.p)
-    floor = math.sqrt(float(np.mean(each**2 + (ROUNDING_RMS * sums.units.storage * y) ** 2)))
+    floor = math.sqrt(float(np.mean(each**2 + (ROUNDING_RMS * sums.storage * y) ** 2)))
     return Prediction(floor, _largest_step(each * apart, steps), float(steps.max()))
 
 

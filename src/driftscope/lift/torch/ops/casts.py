@@ -11,7 +11,7 @@ from driftscope.lift.steps import Kind, Rounding
 from driftscope.lift.torch.call import Call, TensorArgument
 from driftscope.lift.torch.entries import FLOAT8, lifted_dtype
 from driftscope.lift.torch.ops.registry import Outputs, rule
-from driftscope.numerics.error_model import ROUNDING_RMS
+from driftscope.numerics.groupings import ROUNDING_RMS
 
 
 def cast(operand: TensorArgument, format: torch.dtype) -> tuple[torch.Tensor, Rounding]:
