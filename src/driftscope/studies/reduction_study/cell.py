@@ -24,7 +24,8 @@ SAME_BITS, ROUNDING, MORE, NOT_FINITE = "same bits", "rounding", "more than roun
 #: Largest honest ratio of observed deviation to floor in the whole default grid is 1.3 (docs/howto/run-a-study.md).
 _ROUNDING_FLOORS = 2.5
 _VECTORS = ("layer_norm", "softmax")  # functions whose result is a vector
-_QUANTILES = (5, 25, 50, 75, 95)
+_QUANTILES = {"q05": 5, "q25": 25, "q50": 50, "q75": 75, "q95": 95}
+_SHARES = np.array([*_QUANTILES.values()]) / 100
 
 
 def reduction_cell(
@@ -152,9 +153,8 @@ _collected = functools.lru_cache(maxsize=4)(_collect)
 
 
 def _quantiles(ascending: Array) -> dict[str, float]:
-    places = np.array(_QUANTILES) / 100 * (len(ascending) - 1)
-    found = np.interp(places, np.arange(len(ascending)), ascending)
-    return {f"q{q:02d}": float(v) for q, v in zip(_QUANTILES, found, strict=True)}
+    found = np.interp(_SHARES * (len(ascending) - 1), np.arange(len(ascending)), ascending)
+    return dict(zip(_QUANTILES, found.tolist(), strict=True))
 
 
 def _distinct(numbers: Array) -> tuple[Array, Array]:
@@ -193,10 +193,12 @@ def _median(values: Array) -> float:
     return math.nan if math.isnan(ordered[-1]) else float(middle.mean())
 
 
+@functools.lru_cache(maxsize=16)
 def _at_random(count: int) -> Array:
     """Say which orders are random: sorted terms make partial sums that no random order makes."""
     random = np.ones(count, dtype=bool)
     random[2:4] = False
+    random.setflags(write=False)
     return random
 
 

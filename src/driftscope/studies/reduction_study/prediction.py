@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from driftscope.numerics.formats import FORMATS
+from driftscope.numerics.formats import FORMATS, Format
 from driftscope.numerics.groupings import ROUNDING_RMS, growth, lanes, sequential
 
 Array = npt.NDArray[Any]
@@ -72,18 +72,18 @@ def predict(function: str, x: Array, observations: int) -> Prediction:
     Prediction
         NaN where a value is not finite. A sum of two terms is the same in both orders.
     """
-    name = x.dtype.name
+    fmt = _format(x.dtype)
     values = x.astype(np.float64)
     if not np.isfinite(values).all():
         return Prediction(math.nan, math.nan, math.nan)
-    storage = FORMATS[name].unit_roundoff
+    storage = fmt.unit_roundoff
     family = function.removeprefix("torch.")
     accumulator = FORMATS["float64" if function == "torch.var" else "float32"].unit_roundoff
     folds = numpy_folds(len(x)) if function == family else _torch_folds(family, len(x), x.dtype.itemsize)
     sums = _Sums(storage, min(storage, accumulator), folds, len(x))
     if family in ("layer_norm", "softmax"):
-        return _of_elements(family, values, name, sums, observations)
-    return _of_number(family, values, name, sums, observations)
+        return _of_elements(family, values, fmt, sums, observations)
+    return _of_number(family, values, fmt, sums, observations)
 
 
 def _torch_folds(family: str, n: int, itemsize: int) -> tuple[float, ...]:
@@ -118,7 +118,7 @@ class _Sums:
         return ROUNDING_RMS * self.accumulator * math.sqrt(variance)
 
 
-def _of_number(family: str, x: Array, name: str, sums: _Sums, observations: int) -> Prediction:
+def _of_number(family: str, x: Array, fmt: Format, sums: _Sums, observations: int) -> Prediction:
     n = len(x)
     if family == "mean":
         result, error = float(x.mean()), sums.error(x) / n
@@ -130,12 +130,12 @@ def _of_number(family: str, x: Array, name: str, sums: _Sums, observations: int)
     else:
         result = float(np.sqrt((x * x).sum()))
         error = sums.error(x * x) / (2 * result) if result else 0.0
-    step = FORMATS[name].ulp(abs(result))
+    step = fmt.ulp(abs(result))
     floor = math.hypot(error, ROUNDING_RMS * sums.storage * abs(result))
     return Prediction(floor, error * _range(observations), step)
 
 
-def _of_elements(family: str, x: Array, name: str, sums: _Sums, observations: int) -> Prediction:
+def _of_elements(family: str, x: Array, fmt: Format, sums: _Sums, observations: int) -> Prediction:
     """The largest change of an element against the first order, over all other orders."""
     if family == "softmax":
         terms = np.exp(x - x.max())
@@ -148,7 +148,6 @@ def _of_elements(family: str, x: Array, name: str, sums: _Sums, observations: in
         y = centred / deviation
         scale = sums.error(squares) / (2 * float(squares.sum())) if squares.any() else 0.0
         each = np.hypot(sums.error(x) / len(x) / deviation, y * scale)
-    fmt = FORMATS[name]
     # How far the first order and the farthest of the others are apart, in deviations of one order.
     apart = _range(observations) / 2 + _MEAN_ABSOLUTE
     exponents = np.frexp(np.maximum(np.abs(y), fmt.smallest_normal))[1]
@@ -176,6 +175,11 @@ def _largest_step(change: Array, steps: Array) -> float:
         if none_yet < 1e-12:
             break
     return expected
+
+
+@functools.lru_cache(maxsize=16)
+def _format(dtype: np.dtype[Any]) -> Format:
+    return FORMATS[dtype.name]  # which numpy puts together each time it is asked
 
 
 _growth = functools.lru_cache(maxsize=256)(growth)

@@ -43,7 +43,7 @@ def _of_dtype(function: str, dtype: str, rows: Sequence[Any]) -> Statement:
         return Statement(
             f"{function} in {dtype}: the same bits in every order tried, in all {counted(len(rows), 'cell')}.", evidence
         )
-    changed = measures.mean(1 - _share_of_commonest(row) for row in moved)
+    changed = measures.fmean(1 - _share_of_commonest(row) for row in moved)
     head = (
         f"{function} in {dtype}: the order changes bits in {len(moved)} of {counted(len(rows), 'cell')}, there in "
         f"{percent(changed)} of the orders"
@@ -140,4 +140,4 @@ def _steps(row: Any) -> str:
 
 def _share_of_commonest(row: Any) -> float:
     values = row["values"]
-    return Counter(values).most_common(1)[0][1] / len(values)
+    return max(Counter(values).values()) / len(values)
