@@ -38,8 +38,8 @@ from typing import Any
 
 import driftscope as ds
 from driftscope.records.runs.queries import ask
+from driftscope.records.runs.rows import CellRows
 from driftscope.records.runs.store import RunFolder, create_run
-from driftscope.records.runs.writers import CellRows
 from driftscope.studies.engine.grid import make_grid
 from driftscope.studies.engine.options import running_of
 from driftscope.studies.engine.plan import Plan

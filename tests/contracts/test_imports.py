@@ -58,6 +58,14 @@ def test_looking_at_the_names_imports_nothing_heavy():
     assert loaded_after("import driftscope; dir(driftscope); driftscope.__version__").isdisjoint(HEAVY)
 
 
+def test_the_first_call_of_a_study_imports_what_it_needs_and_no_more():
+    study = "import driftscope; driftscope.studies.reduction(sizes=8, permutations=4)"
+    ours = loaded_after(study) - loaded_after("import numpy, numpy.random")
+    # What reads files, stores rows, makes tables and corrects misspelled names comes with them.
+    assert ours.isdisjoint({*HEAVY, "pathlib", "json", "csv", "difflib", "sysconfig", "shutil", "subprocess"})
+    assert "threadpoolctl" in ours
+
+
 def test_a_heavy_name_does_import_its_room():
     assert "torch" in loaded_after("from driftscope import inputs")
 

@@ -10,9 +10,9 @@ import pytest
 from driftscope.errors import InputError, RecordError
 from driftscope.records.runs.listing import difference, flattened, summary_of, survey
 from driftscope.records.runs.queries import ask
-from driftscope.records.runs.rows import sql_type, wider
+from driftscope.records.runs.rows import CellRows, sql_type, wider
 from driftscope.records.runs.store import create_run, open_run, runs_in, unreadable_in
-from driftscope.records.runs.writers import CellRows, Claims
+from driftscope.records.runs.writers import Claims
 
 
 def make_run(root, values, *, study="sweep", environment=None, verdicts=None, cells=None):

@@ -13,7 +13,6 @@ import platform
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 _PACKAGES = (
@@ -93,18 +92,18 @@ def untried(versions: Mapping[str, str]) -> list[str]:
 
 
 # Entries that follow from the processor: what it is, what the libraries chose for it.
-_OF_PROCESSOR = re.compile(
+_OF_PROCESSOR = (
     r"^(processor\.|system$|torch\.(cpu_capability|parallel_info|threads|interop_threads)$"
     r"|blas\[\d+\]\.(architecture|num_threads)$)"
 )
 # Those that tell one processor from another. Cores and threads follow from it, but may be set without it.
-_PROCESSOR_ITSELF = re.compile(r"^(processor\.(model|flags)|torch\.cpu_capability$|blas\[\d+\]\.architecture$)")
+_PROCESSOR_ITSELF = r"^(processor\.(model|flags)|torch\.cpu_capability$|blas\[\d+\]\.architecture$)"
 
 
 def is_another_processor(changed: Iterable[str]) -> bool:
     """Whether what changed in a flattened environment is the processor, and nothing but what follows from it."""
     names = list(changed)
-    return all(map(_OF_PROCESSOR.match, names)) and any(map(_PROCESSOR_ITSELF.match, names))
+    return all(re.match(_OF_PROCESSOR, n) for n in names) and any(re.match(_PROCESSOR_ITSELF, n) for n in names)
 
 
 def processor_words(environment: Mapping[str, Any]) -> str:
@@ -143,8 +142,7 @@ def _versions() -> dict[str, str]:
     for folder in sys.path:
         with contextlib.suppress(OSError):
             for entry in os.listdir(folder or os.curdir):
-                named = _INSTALLED.fullmatch(entry)
-                if named:
+                if entry.endswith("-info") and (named := _INSTALLED.fullmatch(entry)):
                     found.setdefault(re.sub(r"[-_.]+", "-", named["name"]).lower(), named["version"])
     return {name: found[name] for name in _PACKAGES if name in found}
 
@@ -155,7 +153,7 @@ def _system() -> str:
     return ", ".join(w for w in (" ".join(words), libc) if w)
 
 
-def _processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> dict[str, Any]:
+def _processor(cpuinfo: str | os.PathLike[str] = "/proc/cpuinfo") -> dict[str, Any]:
     """Return model, logical cores and arithmetic flags; the model alone where there is no /proc."""
     try:
         usable = len(os.sched_getaffinity(0))
@@ -163,7 +161,7 @@ def _processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> dict[str, Any]:
         usable = os.cpu_count() or 0
     lines: list[str] = []
     with contextlib.suppress(OSError):
-        lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = _text_of(cpuinfo).splitlines()
     fields: dict[str, str] = {}
     for line in lines:
         key, _, value = line.partition(":")
@@ -270,13 +268,18 @@ def _cuda_devices(torch: Any) -> list[dict[str, Any]]:
     return found
 
 
-def _nvidia_driver(version_file: Path = Path("/proc/driver/nvidia/version")) -> str:
+def _nvidia_driver(version_file: str | os.PathLike[str] = "/proc/driver/nvidia/version") -> str:
     try:
-        text = version_file.read_text(encoding="utf-8", errors="replace")
+        text = _text_of(version_file)
     except OSError:
         return ""
     match = re.search(r"\b\d{3,}\.\d+(?:\.\d+)?\b", text)
     return match.group() if match else ""
+
+
+def _text_of(file: str | os.PathLike[str]) -> str:
+    with open(file, encoding="utf-8", errors="replace") as opened:
+        return opened.read()
 
 
 def _matters(name: str) -> bool:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import importlib
-import json
 from collections.abc import Mapping
 from dataclasses import fields
-from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from driftscope.records.files import PAGE_SUFFIXES, check_target, write_whole
 from driftscope.records.plain import from_plain, to_plain
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 class Shown:
@@ -32,10 +32,16 @@ class Shown:
         InputError
             If it cannot be written there; nothing is ever half-written.
         """
+        from driftscope.records.files import check_target, write_whole
+
         target = check_target(path)
         return write_whole(target, self._written(target.suffix.lower()))
 
     def _written(self, suffix: str) -> str:
+        import json
+
+        from driftscope.records.files import PAGE_SUFFIXES
+
         text: str
         if suffix in PAGE_SUFFIXES:
             text = _pages().render(self)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 from typing import Any
 
 from driftscope.errors import InputError
-from driftscope.programs.loading.references import is_reference
 
 
 def one_of(what: str, given: Any, known: Iterable[str], *, references: bool = False) -> tuple[str, ...]:
@@ -21,7 +19,9 @@ def one_of(what: str, given: Any, known: Iterable[str], *, references: bool = Fa
     names = tuple(known)
     wanted = tuple(str(name) for name in _several(given))
     for name in wanted:
-        if name not in names and not (references and is_reference(name)):
+        if name not in names and not (references and _is_reference(name)):
+            import difflib
+
             near = difflib.get_close_matches(name, names, n=1)
             own = ", or one of your own as module:function" if references else ""
             hint = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(names)}{own}"
@@ -51,6 +51,12 @@ def whole(what: str, given: Any, *, least: int) -> tuple[int, ...]:
     if not values:
         raise InputError(f"give at least one {what}")
     return tuple(values)
+
+
+def _is_reference(name: str) -> bool:
+    from driftscope.programs.loading.references import is_reference
+
+    return is_reference(name)
 
 
 def _several(given: Any) -> tuple[Any, ...]:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from driftscope.errors import InputError
 from driftscope.records.kinds.study import Statement, StudyRecord
 from driftscope.records.runs.rows import BOOKKEEPING, OK
-from driftscope.records.runs.tables import frame_of
 from driftscope.records.words import agreeing, all_of, counted
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def matrix(record: StudyRecord, value: str | None = None) -> Any:
@@ -23,6 +24,8 @@ def matrix(record: StudyRecord, value: str | None = None) -> Any:
     value : str or None
         Column to show; the first numeric result by default.
     """
+    from driftscope.records.runs.tables import frame_of
+
     shown = value or _first_number(record)
     axes = [a for a in record.axes if len({str(r.get(a)) for r in record.rows}) > 1] or list(record.axes)
     table = frame_of(tuple(row for row in record.rows if row.get("outcome") == OK))

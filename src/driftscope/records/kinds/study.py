@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -130,6 +129,8 @@ class StudyRecord(Record):
 
 def rows_text(rows: tuple[Mapping[str, Any], ...]) -> str:
     """Write rows as JSON lines, one canonical text for equal rows."""
+    import json
+
     return "".join(json.dumps({k: spelled(v) for k, v in row.items()}, sort_keys=True) + "\n" for row in rows)
 
 

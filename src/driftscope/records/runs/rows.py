@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from driftscope.errors import InputError
@@ -23,7 +24,18 @@ BOOKKEEPING = frozenset((*FATE_COLUMNS, *STORE_COLUMNS))
 
 #: SQL types from narrow to wide; two types of one column become the later one, or text.
 _NUMBERS = ("BIGINT", "DOUBLE")
-_SQL_TYPE = re.compile(r"(BOOLEAN|BIGINT|DOUBLE|VARCHAR)(\[\]){0,8}")
+_SQL_TYPE = r"(BOOLEAN|BIGINT|DOUBLE|VARCHAR)(\[\]){0,8}"
+
+
+@dataclass(frozen=True, slots=True)
+class CellRows:
+    """The rows of one finished cell, with what the store knows beside them."""
+
+    cell: str
+    rows: tuple[Row, ...]
+    seconds: float
+    attempt: int = 0
+    last_words: str = ""
 
 
 def checked_rows(answer: Any, coordinates: Mapping[str, Plain]) -> list[Row]:
@@ -91,7 +103,7 @@ def sql_type(value: Any) -> str | None:
 
 def is_sql_type(text: Any) -> bool:
     """Whether a text from a file is a type that :func:`sql_type` gives: it becomes part of a query."""
-    return isinstance(text, str) and _SQL_TYPE.fullmatch(text) is not None
+    return isinstance(text, str) and re.fullmatch(_SQL_TYPE, text) is not None
 
 
 def wider(*types: str | None) -> str | None:

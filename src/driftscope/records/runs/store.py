@@ -22,8 +22,8 @@ from driftscope.records.json_text import parse_json
 from driftscope.records.plain import to_plain
 from driftscope.records.runs import locks
 from driftscope.records.runs.lines import Damage, Line, complete_cells, json_lines, sound_lines
-from driftscope.records.runs.rows import FATE_COLUMNS, Row, is_sql_type, restored, wider
-from driftscope.records.runs.writers import CellRows, RowWriter
+from driftscope.records.runs.rows import FATE_COLUMNS, CellRows, Row, is_sql_type, restored, wider
+from driftscope.records.runs.writers import RowWriter
 
 RUN_SCHEMA = "driftscope/run/1"
 RUNS_FOLDER = "runs"

@@ -7,25 +7,13 @@ import os
 import secrets
 import threading
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
 from driftscope.errors import RecordError
 from driftscope.records.json_text import parse_json
 from driftscope.records.runs import locks
-from driftscope.records.runs.rows import Row, spelled, sql_type, wider
-
-
-@dataclass(frozen=True, slots=True)
-class CellRows:
-    """The rows of one finished cell, with what the store knows beside them."""
-
-    cell: str
-    rows: tuple[Row, ...]
-    seconds: float
-    attempt: int = 0
-    last_words: str = ""
+from driftscope.records.runs.rows import CellRows, Row, spelled, sql_type, wider
 
 
 class RowWriter:

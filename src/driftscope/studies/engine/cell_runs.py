@@ -12,10 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from driftscope.errors import DriftscopeError
-from driftscope.programs.loading.references import find
 from driftscope.records.environment import capture
 from driftscope.records.runs.rows import Plain, Row, checked_rows
-from driftscope.studies.engine.code_digest import are_apart, code_digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +77,9 @@ def run_cell(
 
 @functools.lru_cache(maxsize=64)
 def _found(wanted: CellFunction) -> Callable[..., Any]:
+    from driftscope.programs.loading.references import find
+    from driftscope.studies.engine.code_digest import are_apart, code_digest
+
     found: Callable[..., Any] = find(wanted.reference)
     # The decorator leaves a study object under the function's name.
     found = getattr(found, "function", found)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from driftscope.errors import InputError
 from driftscope.programs.isolation.limits import Limits
 from driftscope.studies.engine.perform import Progress, Running
 from driftscope.studies.engine.pools import Whereabouts
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 _PLACE = ("workers", "cluster", "operator_threads")
 _LIMITS = ("seconds", "memory")

@@ -9,22 +9,21 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from driftscope.errors import InputError
-from driftscope.programs.isolation.failures import Fate
-from driftscope.records.runs import store as run_store
-from driftscope.records.runs.rows import OK
-from driftscope.records.runs.store import RunFolder
-from driftscope.records.runs.writers import CellRows, Claims
+from driftscope.records.runs.rows import OK, CellRows
 from driftscope.records.words import agreeing, counted
 from driftscope.studies.engine.cell_runs import CellFunction, environment_with, installed
-from driftscope.studies.engine.code_digest import are_apart, code_digest
 from driftscope.studies.engine.grid import Cell
 from driftscope.studies.engine.plan import Plan, digest_of
 from driftscope.studies.engine.pools import Whereabouts, executor_at, runs_here
 from driftscope.studies.engine.submission import Submission
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from driftscope.records.runs.store import RunFolder
 
 _LOOK_AGAIN = 0.2  # seconds between two looks at what another process that shares the run has finished
 
@@ -86,7 +85,7 @@ def run_study(plan: Plan, running: Running, begun: Callable[[RunFolder], None] =
     say("Starting workers")
     here = runs_here(running.place, plan.safe_seconds)
     # Workers and stored runs alone can meet another version of the function.
-    code = "" if here and running.store is None else code_digest(plan.function)
+    code = "" if here and running.store is None else _digest(plan.function)
     # On a cluster other packages may be installed: there the first cell of each process imports what it needs.
     modules = () if here or running.place.cluster else installed(plan.modules)
     place = dataclasses.replace(running.place, code=code, modules=modules)
@@ -102,6 +101,12 @@ def run_study(plan: Plan, running: Running, begun: Callable[[RunFolder], None] =
     return Outcome(entries, environment, None if folder is None else folder.path)
 
 
+def _digest(function: Callable[..., Any]) -> str:
+    from driftscope.studies.engine.code_digest import code_digest
+
+    return code_digest(function)
+
+
 def _made(submission: Submission, cells: Sequence[Cell], say: Progress) -> dict[str, CellRows]:
     """Make all cells, kept in memory alone."""
     tell = _Telling(say, len(cells), {}, _begin("", len(cells), len(cells)))
@@ -115,6 +120,8 @@ def _made(submission: Submission, cells: Sequence[Cell], say: Progress) -> dict[
 
 def _finished(submission: Submission, cells: Sequence[Cell], folder: RunFolder, say: Progress) -> dict[str, CellRows]:
     """Make the cells that a stored run lacks, and share them with other processes that do so at the same time."""
+    from driftscope.records.runs.writers import Claims
+
     claims = Claims(folder.path)
     claims.look()
     done = folder.entries()
@@ -153,11 +160,16 @@ def _environment(pool: Executor, plan: Plan) -> Mapping[str, Any]:
 
 def _folder(plan: Plan, running: Running, environment: Mapping[str, Any], code: str) -> RunFolder:
     """Find the run to go on with, or make one."""
+    from pathlib import Path
+
+    from driftscope.records.runs import store as run_store
+    from driftscope.studies.engine.code_digest import are_apart
+
     store = Path(running.store or run_store.RUNS_FOLDER)
     identity = plan.identity()
     wanted = digest_of({**identity, "environment": environment})
     if running.run and (store / running.run / "run.json").exists():
-        found = RunFolder(store / running.run)
+        found = run_store.RunFolder(store / running.run)
         if found.header.get("study") != plan.name or found.header.get("digest") != digest_of(identity):
             raise InputError(
                 f"run {running.run!r} in {str(store)!r} is of another study, other axes or other files;"
@@ -186,6 +198,8 @@ def _folder(plan: Plan, running: Running, environment: Mapping[str, Any], code: 
 
 def _is_wanted(cell: Cell, done: Mapping[str, CellRows]) -> bool:
     """Whether a cell has no row, or one that says nothing about itself because something else killed it."""
+    from driftscope.programs.isolation.failures import Fate
+
     return cell.name not in done or str(done[cell.name].rows[0]["outcome"]) == Fate.KILLED
 
 

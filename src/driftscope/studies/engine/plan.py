@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-import json
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from driftscope.errors import InputError
 from driftscope.records.plain import to_plain
-from driftscope.records.user_code import file_of
 from driftscope.studies.engine.grid import Grid
 
 
@@ -123,6 +120,10 @@ class Plan:
         InputError
             If it is a lambda, defined inside a function, or typed into a prompt.
         """
+        from pathlib import Path
+
+        from driftscope.records.user_code import file_of
+
         name, home = self.function.__qualname__, self.function.__module__
         if "<" in name:
             raise InputError(
@@ -155,5 +156,7 @@ class Plan:
 
 def digest_of(identity: Mapping[str, Any]) -> str:
     """Return a short fingerprint of plain data."""
+    import json
+
     text = json.dumps(identity, sort_keys=True, separators=(",", ":"))
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

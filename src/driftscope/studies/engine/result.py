@@ -6,22 +6,23 @@ import importlib
 import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from driftscope.errors import InputError, ends_us
 from driftscope.programs.isolation.choice import watched
-from driftscope.records.files import PAGE_SUFFIXES
 from driftscope.records.kinds.study import Statement, StudyRecord, columns_of, types_of
 from driftscope.records.runs.rows import OK
-from driftscope.records.runs.store import RunFolder
-from driftscope.records.runs.tables import TABLE_SUFFIXES, frame_of, write_table
 from driftscope.records.showing import Shown
 from driftscope.records.words import counted
 from driftscope.studies import general_views
 from driftscope.studies.engine.perform import Outcome, Running, run_study
 from driftscope.studies.engine.plan import Plan
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from driftscope.records.runs.store import RunFolder
 
 
 class Study(Shown):
@@ -85,6 +86,8 @@ class Study(Shown):
 
     def to_pandas(self) -> Any:
         """Return the rows as a pandas DataFrame (needs ``driftscope[frames]``)."""
+        from driftscope.records.runs.tables import frame_of
+
         return frame_of(self.record.rows)
 
     def matrix(self, value: str | None = None, **where: Any) -> Any:
@@ -119,15 +122,23 @@ class Study(Shown):
         InputError
             If the file cannot be written, or there is nothing to draw.
         """
+        from pathlib import Path
+
         drawn: Path = self._views.plot(_selected(self.record, where), Path(path))
         return drawn
 
     def save(self, path: str | Path) -> Path:
         """Write the rows (.csv, .md, .parquet, .jsonl), the record (.json) or a page (.html)."""
-        if Path(path).suffix.lower() in TABLE_SUFFIXES:
-            return write_table(self.record.rows, Path(path))
-        record = self._pictured() if Path(path).suffix.lower() in PAGE_SUFFIXES else self.record
-        return record.save(path)
+        from pathlib import Path
+
+        from driftscope.records.files import PAGE_SUFFIXES
+        from driftscope.records.runs.tables import TABLE_SUFFIXES, write_table
+
+        target = Path(path)
+        if target.suffix.lower() in TABLE_SUFFIXES:
+            return write_table(self.record.rows, target)
+        record = self._pictured() if target.suffix.lower() in PAGE_SUFFIXES else self.record
+        return record.save(target)
 
     def _repr_html_(self) -> str:
         return self._pictured()._repr_html_()
@@ -143,6 +154,7 @@ class Study(Shown):
         if importlib.util.find_spec("matplotlib") is None:
             return {}
         import tempfile
+        from pathlib import Path
 
         with tempfile.TemporaryDirectory() as folder:
             try:

@@ -11,9 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from driftscope.numerics.seeds import seed_of
-from driftscope.programs.isolation.failures import TaskFailure, failure_of
-from driftscope.records.runs.rows import OK
-from driftscope.records.runs.writers import CellRows
+from driftscope.records.runs.rows import OK, CellRows
 from driftscope.studies.engine.cell_runs import Answer, CodeChanged, run_cell
 from driftscope.studies.engine.grid import Cell
 from driftscope.studies.engine.plan import Plan
@@ -92,6 +90,8 @@ def _entry(cell: Cell, future: Future[Answer], attempt: int) -> CellRows:
         return CellRows(cell.name, tuple(row | fine for row in answer.rows), answer.seconds, attempt)
     if isinstance(error, (ClusterLost, CodeChanged)):  # says nothing about the cell
         raise error
-    failure: TaskFailure = failure_of(error)
+    from driftscope.programs.isolation.failures import failure_of
+
+    failure = failure_of(error)
     row = dict(cell.coordinates) | {"outcome": str(failure.fate), "code": failure.code, "words": failure.words}
     return CellRows(cell.name, (row,), 0.0, attempt, failure.last_words)

@@ -9,14 +9,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from driftscope.numerics.formats import numpy_dtype
 from driftscope.studies.reduction_study.distributions import order_blocks, orders, stored
 from driftscope.studies.reduction_study.functions import REDUCTIONS, TORCH, known, outputs_of
 from driftscope.studies.reduction_study.prediction import Prediction, predict
 
-Array = npt.NDArray[Any]
+Array = np.ndarray[Any, np.dtype[Any]]
 _Sample = tuple[str, int, str, int, int]  # law, size, dtype, permutations, seed
 
 SAME_BITS, ROUNDING, MORE, NOT_FINITE = "same bits", "rounding", "more than rounding", "not finite"

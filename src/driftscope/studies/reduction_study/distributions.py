@@ -7,14 +7,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from driftscope.errors import InputError
 from driftscope.numerics.formats import numpy_dtype
 from driftscope.numerics.seeds import seed_of
-from driftscope.programs.loading.references import find, is_reference
 
-Array = npt.NDArray[Any]
+Array = np.ndarray[Any, np.dtype[Any]]
 Law = Callable[[np.random.Generator, int], Array]
 
 _BLOCK = 1 << 18  # bytes permuted or gathered at once
@@ -74,6 +72,8 @@ def sample(law: str, size: int, seed: int = 0) -> Array:
     """
     draw: Law | None = LAWS.get(law)
     if draw is None:
+        from driftscope.programs.loading.references import find, is_reference
+
         if not is_reference(law):
             raise InputError(f"there is no law {law!r}; there are {', '.join(LAWS)}, or name one as module:function")
         draw = find(law)

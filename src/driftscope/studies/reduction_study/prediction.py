@@ -16,12 +16,11 @@ from statistics import NormalDist
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from driftscope.numerics.formats import FORMATS, Format
 from driftscope.numerics.groupings import ROUNDING_RMS, growth, lanes, sequential
 
-Array = npt.NDArray[Any]
+Array = np.ndarray[Any, np.dtype[Any]]
 
 _MEAN_ABSOLUTE = math.sqrt(2 / math.pi)  # of a standard normal variable
 

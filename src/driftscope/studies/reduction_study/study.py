@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from driftscope.programs.state.process import state_kept
 from driftscope.records.kinds.study import Statement, StudyRecord
 from driftscope.records.runs.rows import OK, Plain
-from driftscope.records.runs.tables import frame_of
 from driftscope.studies.arguments import one_of, some_of, whole
 from driftscope.studies.engine.grid import Grid
 from driftscope.studies.engine.options import running_of
@@ -19,6 +17,9 @@ from driftscope.studies.engine.result import Study, perform
 from driftscope.studies.reduction_study.cell import reduction_cell
 from driftscope.studies.reduction_study.distributions import DTYPES, LAWS
 from driftscope.studies.reduction_study.functions import REDUCTIONS, TORCH
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 FUNCTIONS = ("mean", "layer_norm")
 SIZES = (2, 4, 8, 16, 512, 1024, 2048, 4096, 8192)
@@ -118,6 +119,8 @@ def matrix(record: StudyRecord, value: str | None = None) -> Any:
         ``"spread"`` (the default), ``"random_spread"``, ``"predicted_spread"``, ``"ratio"``, ``"floors"``,
         ``"ordered_floors"``, ``"ordered_times"``, ``"distinct"``, ``"steps"``, ``"verdict"``.
     """
+    from driftscope.records.runs.tables import frame_of
+
     fine = tuple(row for row in record.rows if row.get("outcome") == OK)
     several = [a for a in ("function", "law", "threads", "batch") if len({str(r.get(a)) for r in fine}) > 1]
     dtypes = list(dict.fromkeys(str(row["dtype"]) for row in fine))
