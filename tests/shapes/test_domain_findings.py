@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.export import Dim
 
@@ -385,3 +386,18 @@ def test_a_table_of_positions_ends_where_it_ends(rows, counted):
     assert report.status(torch.randn(2, rows, 4)) == "right"
     for more in (rows + 1, 500):
         assert report.status(torch.randn(2, more, 4)) == "invalid"
+
+
+class PooledToThree(nn.Module):
+    """The exporter writes the window of the example's size into the file."""
+
+    def forward(self, x):
+        x = x * 2
+        return F.adaptive_avg_pool1d(x, 3)
+
+
+def test_what_the_exporter_to_onnx_assumed_is_told_at_the_models_line_and_not_at_its_callers():
+    findings = ds.check_shapes(PooledToThree(), (seeded(2, 3, 6),), targets=("onnx",)).findings
+    assert "S021" in [finding.code for finding in findings]
+    placed = {finding.where.expression for finding in findings if finding.where.file}
+    assert placed == {"return F.adaptive_avg_pool1d(x, 3)"}

@@ -8,8 +8,10 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.export import Dim
 
+import driftscope as ds
 from driftscope.shapes.attempts import Attempt, Mode
 from driftscope.shapes.capture.export import Capture, capture
 from driftscope.shapes.probe.axes import arguments_of
@@ -211,3 +213,43 @@ def test_relations_do_not_depend_on_torchs_cache_of_operators(monkeypatch, mode)
     cached = capture(model, arguments, attempt)
     assert [c.text for c in without.relations.recorded] == [c.text for c in cached.relations.recorded]
     assert without.exported.graph_module.code == cached.exported.graph_module.code
+
+
+class FoldedInTwo(nn.Module):
+    """Adds its two halves: torch makes a size of its own for the second, which the sizes of the input settle."""
+
+    def forward(self, x):
+        half = x.shape[1] // 2
+        return x[:, :half] + x[:, x.shape[1] - half :]
+
+
+class UpTo(nn.Module):
+    """Takes as many columns as a value says."""
+
+    def forward(self, x, count):
+        return x[:, : count.item()] * 2
+
+
+class Positive(nn.Module):
+    """Keeps what is positive."""
+
+    def forward(self, x):
+        return x[x > 0] * 2
+
+
+def test_a_size_that_the_sizes_of_the_input_settle_is_told_in_them_and_depends_on_no_values():
+    report = ds.check_shapes(FoldedInTwo(), (seeded(3, 6),), targets=())
+    assert str(report.relations) == "no relation between sizes"
+    assert "S009" not in [finding.code for finding in report.findings]
+
+
+def test_a_size_that_depends_on_values_is_named_by_its_node_and_line():
+    for model, inputs, node in (
+        (UpTo(), (seeded(3, 6), torch.tensor(4)), "slice_1.shape[1] <= x.shape[1]"),
+        (Positive(), (seeded(3, 6),), "index.shape[0]"),
+    ):
+        found = [f for f in ds.check_shapes(model, inputs, targets=()).findings if f.code == "S009"]
+        assert len(found) == 1
+        assert node in found[0].what
+        lines, first = inspect.getsourcelines(type(model).forward)
+        assert found[0].where.line == first + len(lines) - 1

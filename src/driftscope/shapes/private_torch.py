@@ -180,6 +180,14 @@ def traced_stack() -> list[tuple[str, int, str]]:
         return [(frame.filename, frame.lineno or 0, frame.name) for frame in TracingContext.extract_stack()]
 
 
+def decomposed_stack() -> str:
+    """The lines of the model behind the node of a graph that torch is interpreting; empty where it interprets none."""
+    with moved("torch.fx.traceback.get_current_meta"):
+        from torch.fx.traceback import get_current_meta
+
+        return str(get_current_meta().get("stack_trace") or "")
+
+
 def symbol_sources(environment: Any) -> dict[str, list[str]]:
     """Where each symbol comes from: ``{"s77": ["L['x'].size()[0]"]}``."""
     with moved("ShapeEnv.var_to_sources"):
@@ -207,6 +215,13 @@ def symbolic(size: Any) -> Any:
         with moved("SymInt.node.expr"):
             return size.node.expr
     return int(size)
+
+
+def asserted(node: Node) -> Any:
+    """The sympy expression that a node ``_assert_scalar`` checks."""
+    about: Any = node.args[0]
+    value = about.meta.get("val") if isinstance(about, Node) else about
+    return getattr(getattr(value, "node", None), "expr", value)
 
 
 def leaf_names(arguments: Mapping[str, Any]) -> list[tuple[str, Any]]:

@@ -20,6 +20,7 @@ from torch.export import ExportedProgram
 from driftscope.shapes import private_torch
 from driftscope.shapes.capture.source_lines import TraceLog, parse_line
 from driftscope.shapes.capture.tracing_notes import TracingNotes, decided
+from driftscope.shapes.capture.unbacked import UnbackedSizes
 from driftscope.shapes.conditions.expressions import (
     Number,
     Operation,
@@ -108,6 +109,7 @@ class _Reader:
             lambda: TracingNotes(self.environment, self.symbols, log), TracingNotes(None, self.symbols, log)
         )
         self.canonical = self._canonical()
+        self.unbacked = UnbackedSizes(exported)
 
     def attempt(self, read: Callable[[], T], otherwise: T) -> T:
         """Read one place; one that torch moved is noted and left out."""
@@ -258,24 +260,38 @@ class _Reader:
     def asserts(self) -> list[Clause]:
         """Conditions left to run time by nodes of the graph."""
         found: list[Clause] = []
-        for node in self.exported.graph.nodes:
-            if node.op != "call_function" or "_assert_scalar" not in str(node.target):
-                continue
-            about: Any = node.args[0]
-            value = about.meta.get("val") if hasattr(about, "meta") else about
-            expression = getattr(getattr(value, "node", None), "expr", value)
-            line = parse_line(node.meta.get("stack_trace") or "")
+        stated = [
+            (private_torch.asserted(node), parse_line(node.meta.get("stack_trace") or ""))
+            for node in self.exported.graph.nodes
+            if node.op == "call_function" and "_assert_scalar" in str(node.target)
+        ]
+        for expression, _ in stated:
+            self.symbols |= self.unbacked.defined_by(expression, self.symbols)
+        for expression, line in stated:
             lines = {"user_line" if line and line.user else "torch_line": line}
             try:
                 condition = from_sympy(expression, self.symbols)
             except Inexpressible:
-                found.append(Clause("assert", Number(True), str(expression), True, place="assert"))
+                found += self._unbacked(expression, lines)
                 continue
-            if not isinstance(condition, Number):
+            if not isinstance(condition, Number) and not always(condition):
                 if line is None or not line.user:  # a pass of torch put the node there; the trace knows for which line
                     lines |= self._lines_of(condition)
                 found.append(clause("assert", condition, place="assert", **lines))
         return found + self._deferred()
+
+    def _unbacked(self, expression: Any, lines: dict[str, SourceLine | None]) -> list[Clause]:
+        """A condition on what is no size of an input, in words; none where it says nothing."""
+        by_values = self.unbacked.by_values(expression)
+        if not by_values and self.unbacked.is_no_news(expression):
+            return []
+        line = self.unbacked.line(expression)
+        if line is not None and line.user:
+            lines = {"user_line": line}
+        words = str(expression)
+        with contextlib.suppress(Inexpressible):
+            words = text(from_sympy(expression, {**self.unbacked.names, **self.symbols}))
+        return [Clause("assert" if by_values else "guard", Number(True), words, True, place="assert", **lines)]
 
     def _deferred(self) -> list[Clause]:
         """Conditions left to run time for which the graph has no node: only a kernel may refuse what breaks them."""

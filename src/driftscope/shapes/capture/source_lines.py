@@ -16,12 +16,16 @@ import torch
 
 from driftscope.records.user_code import innermost
 from driftscope.shapes.conditions.relations import SourceLine
-from driftscope.shapes.private_torch import Moved, traced_stack, watched
+from driftscope.shapes.private_torch import Moved, decomposed_stack, traced_stack, watched
 
 _TORCH = str(Path(torch.__file__).parent)
 _STANDARD = str(Path(contextlib.__file__).parent)
 _OURS = str(Path(__file__).parents[1])
-_EXPORTING = str(Path(__file__).with_name("export.py"))
+# Lines of ours that call torch's exporters: everything further out is not the model.
+_EXPORTING = (
+    str(Path(__file__).with_name("export.py")),
+    str(Path(__file__).parents[1] / "probe" / "onnx_conversion.py"),
+)
 # Between a comparison of sizes in the model and its answer stands nothing but these.
 _SYMBOLIC = (
     "torch/__init__.py",
@@ -83,8 +87,7 @@ def running_lines(*, only_asked: bool = False) -> RunningLines:
     users: SourceLine | None = None
     asked = False
     frame: Any = sys._getframe(1)
-    # Up to the line of ours that called torch.export: everything further out is not the model.
-    while frame is not None and frame.f_code.co_filename != _EXPORTING:
+    while frame is not None and frame.f_code.co_filename not in _EXPORTING:
         file = frame.f_code.co_filename
         if not _is_between(file):
             if only_asked and users is None and file.startswith(_TORCH):
@@ -98,7 +101,7 @@ def running_lines(*, only_asked: bool = False) -> RunningLines:
                 # A line of the user's own says more than one of an installed library that it called.
                 return RunningLines(theirs, SourceLine(file, line.line, line.function, True), asked)
         frame = frame.f_back
-    return RunningLines(theirs, users or _read_line(), asked)
+    return RunningLines(theirs, users or _read_line() or _decomposed_line(), asked)
 
 
 def raising_line(error: BaseException) -> SourceLine | None:
@@ -117,6 +120,14 @@ def _read_line() -> SourceLine | None:
         for file, line, function in reversed(traced_stack()):
             if not file.startswith(_TORCH):
                 return SourceLine(file, line, function, True)
+    return None
+
+
+def _decomposed_line() -> SourceLine | None:
+    """The model's line of the node that is being decomposed: a graph is walked, and no frame of the model runs."""
+    with contextlib.suppress(Moved):
+        line = parse_line(decomposed_stack())
+        return line if line is not None and line.user else None
     return None
 
 
