@@ -11,7 +11,7 @@ import driftscope as ds
 from driftscope.errors import CannotLift
 from driftscope.explain.native.pieces import Outlier, _approximation, _reproduced, outside_their_floor
 from driftscope.explain.native.program_kernels import native_pieces_of
-from driftscope.explain.native.replays import Way
+from driftscope.explain.native.ways.known_ways import Way
 from driftscope.lift.steps import Kind, Rounding, Step
 from driftscope.lift.torch.tape import lift_torch
 from driftscope.records.finding import Where

@@ -32,8 +32,9 @@ from driftscope.explain.measured import (
 from driftscope.explain.native.accumulations import in_one_chain
 from driftscope.explain.native.kernels_alone import KernelLooks, KernelsAlone
 from driftscope.explain.native.overflow import explaining_overflow
-from driftscope.explain.native.replays import DECLARED, WAYS, reproduce
+from driftscope.explain.native.replays import reproduce
 from driftscope.explain.native.ties import Tied
+from driftscope.explain.native.ways.known_ways import DECLARED, WAYS
 from driftscope.explain.quantised.packed import packed_quantisation
 from driftscope.explain.quantised.rounded import rounded_weights
 from driftscope.explain.quantised.running import QuantisedRun

@@ -19,8 +19,9 @@ from driftscope.comparison.thresholds import THRESHOLDS
 from driftscope.errors import CannotLift
 from driftscope.explain.locate.targets import as_double
 from driftscope.explain.native.cheap_products import aside, rounding_to
-from driftscope.explain.native.ranges import flushed, given_as_zero
-from driftscope.explain.native.replays import CHIRP, WAYS, Way, either, same_bits
+from driftscope.explain.native.ranges import flushed
+from driftscope.explain.native.replays import given_in
+from driftscope.explain.native.ways.known_ways import CHIRP, WAYS, Way, either, same_bits
 from driftscope.lift.noise.arithmetics import ORDINARY, Arithmetic
 from driftscope.lift.noise.injector import NoiseInjector
 from driftscope.lift.steps import Kind, Lifted, Step, plain_name
@@ -199,11 +200,9 @@ class _Forced:
         floors = _floors(drift, sample, value)
         where = replace(step.where, node=step.name, operator=step.operator)
         size, known = rms(finite(value)), format_of(str(step.formats[k]))
-        unit = known.unit_roundoff if known is not None else 0.0
-        error = rms(drift) / size if size else 0.0
+        unit, error = known.unit_roundoff if known is not None else 0.0, rms(drift) / size if size else 0.0
         near = _approximation(step, drift, value, unit) if floors > THRESHOLDS.large else None
-        piece = PieceDrift(where, floors, error, {}, unit, name, dict(step.attributes), near)
-        self.found.append(piece)
+        self.found.append(piece := PieceDrift(where, floors, error, {}, unit, name, dict(step.attributes), near))
         if piece.outside and len(self.errors) < _KEPT:
             self.errors[name] = Outlier(value, drift, sample, step.rounding.kind)
 
@@ -305,9 +304,8 @@ def native_drifts(
     transforms = any(d.where.operator and "DFT" in d.where.operator for d in found if d.outside)
     causes, chained = _reproduced(graph, natives, errors, (CHIRP, *WAYS) if transforms else WAYS)
     # Terms that repeat are rounded alike, again and again: no noise says how far that carries a sum, only adding does.
-    return [
-        replace(d, cause=causes.get(d.value, {}), floors=min(d.floors, chained.get(d.value, math.inf))) for d in found
-    ]
+    least = {d.value: min(d.floors, chained.get(d.value, math.inf)) for d in found}
+    return [replace(d, cause=causes.get(d.value, {}), floors=least[d.value]) for d in found]
 
 
 def _reproduced(
@@ -315,7 +313,8 @@ def _reproduced(
 ) -> tuple[dict[str, Mapping[str, object]], dict[str, float]]:
     """For values outside their floor the replay of the operator alone that predicts its error, where one does.
 
-    Second, for those of them that none predicts, their size in errors of the same sum, really added in some order.
+    Second, for those of them that none predicts, their size in errors of the same sum, really added in some order; of
+    those that are right of the numbers as they read them, what is left.
     """
     chained: dict[str, float] = {}
     found: dict[str, list[tuple[Way, tuple[float, float]]]] = {}
@@ -329,14 +328,15 @@ def _reproduced(
         watch = _Replayed(natives, way, errors)
         try:
             with way.active():
-                graph.run(observe=aside(watch), replace=given_as_zero(graph) if way.flushes else {})
+                graph.run(observe=aside(watch), replace=given_in(graph, way))
         except CannotLift:
             continue
         for name, rest in watch.rests.items():
             found.setdefault(name, []).append((way, rest))
         chained.update((name, min(size, chained.get(name, math.inf))) for name, size in watch.sizes.items())
-    unexplained = {name: size for name, size in chained.items() if name not in found}
-    return {name: _named(rests) for name, rests in found.items()}, unexplained
+    read = {n: left for n, rests in found.items() for way, (_, left) in rests if way.numbers is not None}
+    explained: dict[str, Mapping[str, object]] = {n: _named(rests) for n, rests in found.items() if n not in read}
+    return explained, {name: size for name, size in (chained | read).items() if name not in explained}
 
 
 def _named(rests: Sequence[tuple[Way, tuple[float, float]]]) -> dict[str, object]:

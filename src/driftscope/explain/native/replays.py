@@ -8,8 +8,7 @@ with the noise of ordinary rounding: a value close to a tie of the narrow format
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,127 +20,18 @@ from driftscope.comparison.thresholds import THRESHOLDS
 from driftscope.errors import CannotLift
 from driftscope.explain.half.simulation import Anatomy, DeclaredFormats, anatomy_of
 from driftscope.explain.native.cheap_products import Changed, aside, rounding_to
-from driftscope.explain.native.chirps import Chirped
 from driftscope.explain.native.choices import chooses
 from driftscope.explain.native.ranges import Flushing, flushed, given_as_zero, is_subnormal
+from driftscope.explain.native.ways.known_ways import WAYS, Way, either, same_bits
+from driftscope.explain.native.ways.read_numbers import numbers_read_in, rounding_of_numbers
 from driftscope.lift.evidence import Evidence
 from driftscope.lift.noise.floor import kernels_of
 from driftscope.lift.noise.injector import NoiseInjector
 from driftscope.lift.side_lift import SideLift
 from driftscope.lift.steps import Constant, Kind, Lifted, LiftedOutput, Observer, Origin, Step
-from driftscope.numerics.formats import format_of
 
 #: Share of the elements that have to fit where ties turned over, and the correlation from which that is asked.
 _MOST, _EXACTLY = 0.8, 0.99
-
-
-@dataclass(frozen=True, slots=True)
-class Way:
-    """A way to compute that may be what a runtime does.
-
-    Parameters
-    ----------
-    name : str
-        For people: "TF32 multiplication".
-    factors : str or None
-        Format of the factors of products.
-    ties : str
-        How factors are rounded, see :func:`~driftscope.explain.native.cheap_products.rounding_to`.
-    total : str or None
-        Format of running sums.
-    products : bool
-        Whether each product is rounded to that format before it is added.
-    results : str or None
-        Format to which the result of every operator is rounded; ``""`` for the formats that the graph declares.
-    weights : str or None
-        Format in which weights are stored.
-    matrices : bool
-        Whether that holds for those of two or more axes alone.
-    stacks : bool
-        Whether products of stacks of matrices are computed so too, or those of two matrices alone.
-    kind : str
-        ``"format"`` for a cheaper format, ``"order"`` for another order of additions in the declared one.
-    chirps : bool
-        Whether Fourier transforms are computed by a chirp with angles in float32.
-    flushes : bool
-        Whether results, and what is given, become zero below the smallest normal number of their format.
-    lanes : int
-        In how many interleaved running sums values that are no products are added; more than one where products are
-        added as usual.
-    """
-
-    name: str
-    factors: str | None = None
-    ties: str = "even"
-    total: str | None = None
-    products: bool = False
-    results: str | None = None
-    weights: str | None = None
-    matrices: bool = False
-    stacks: bool = True
-    kind: str = "format"
-    chirps: bool = False
-    flushes: bool = False
-    lanes: int = 1
-
-    def acts_on(self, kinds: Container[Kind], weights: bool = True, subnormal: bool = True) -> bool:
-        """Whether anything changes in a graph with such steps, with stored weights, with subnormal results."""
-        if self.flushes:
-            return subnormal
-        dots = Kind.DOT in kinds and self.lanes == 1
-        sums = self.total is not None and (dots or (Kind.SUM in kinds and self.factors is None))
-        factors = self.factors is not None and Kind.DOT in kinds
-        if self.results is None:
-            return self.chirps or sums or factors or (self.weights is not None and weights)
-        return self.weights is None or weights
-
-    @contextlib.contextmanager
-    def active(self) -> Iterator[None]:
-        """Compute products and sums this way inside the block."""
-        if self.factors is None and self.total is None:
-            with Chirped() if self.chirps else contextlib.nullcontext():
-                yield
-            return
-        factors = None if self.factors is None else rounding_to(self.factors, self.ties)
-        total = None if self.total is None else rounding_to(self.total)
-        # A norm keeps wide sums where the products of a layer do not.
-        sums = self.lanes if self.kind == "order" or self.factors is None else 0
-        with Changed(factors, total, total if self.products else None, self.stacks, sums, self.lanes == 1):
-            yield
-
-
-def _narrow(name: str) -> list[Way]:
-    return [
-        Way(f"{name} multiplication", factors=name),
-        Way(f"{name} storage", results=name, weights=name),
-        Way(f"{name} storage", results=name, weights=name, matrices=True),
-        Way(f"{name} storage", results=name),
-        Way(f"{name} accumulation", factors=name, total=name),
-        Way(f"{name} accumulation", factors=name, total=name, products=True),
-        Way(f"{name} weights", weights=name),
-    ]
-
-
-# Numbers in a register: a compiler keeps as many running sums.
-_LANES = (4, 8, 16)
-#: Of one operator alone: what onnxruntime does with lengths that are no power of two.
-CHIRP = Way("a transform by a chirp whose angles are float32", chirps=True)
-
-#: What is tried, the likelier first.
-WAYS: tuple[Way, ...] = (
-    Way("subnormal numbers taken as zero", flushes=True),
-    Way("TF32 multiplication", factors="tf32"),
-    Way("TF32 multiplication", factors="tf32", ties="away"),
-    Way("TF32 multiplication", factors="tf32", ties="cut"),
-    *_narrow("bfloat16"),
-    Way("bfloat16 multiplication", factors="bfloat16", ties="away"),
-    Way("bfloat16 multiplication", factors="bfloat16", ties="cut"),
-    *_narrow("float16"),
-    Way("float32 sums added one term after the other", total="float32", products=True, kind="order"),
-    Way("float32 sums added one term after the other", total="float32", kind="order"),
-    *(Way(f"float32 sums added in {k} lanes", None, "even", "float32", True, kind="order", lanes=k) for k in _LANES),
-)
-DECLARED = Way("the formats that it declares", results="")
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,28 +67,6 @@ class Reproduced:
             "way": either(self.alike or (self.way.name,)), "side": self.side, "kind": self.way.kind,
             "correlation": round(self.correlation, 6), "rest": round(self.rest, 4),
         }  # fmt: skip
-
-
-def either(names: Sequence[str]) -> str:
-    """Join the names of ways in a few words: ``"TF32 or float16 multiplication"``."""
-    first, _, last = names[0].rpartition(" ")
-    if first and all(name.endswith(f" {last}") for name in names):
-        return f"{' or '.join(name.removesuffix(f' {last}') for name in names)} {last}"
-    return " or ".join(names)
-
-
-def same_bits(one: Way, other: Way) -> bool:
-    """Whether two ways differ in how ties are rounded and in the range of formats alone.
-
-    Where both explain an error, which one leaves less of it is a matter of a few ties, and of the processor.
-    """
-
-    def bits(way: Way) -> tuple[object, ...]:
-        formats = [format_of(name) for name in (way.factors, way.total, way.results, way.weights) if name]
-        return (*(f.p if f else None for f in formats), way.factors is None, way.total is None, way.results is None,
-                way.weights is None, way.products, way.matrices, way.kind, way.lanes)  # fmt: skip
-
-    return bits(one) == bits(other)
 
 
 def reproduce(
@@ -306,6 +174,8 @@ class _Tried:
             rests.append(_rest(drift - prediction, [*self.against[position], *samples], alike[position]))
         if max(rests) > THRESHOLDS.rounding:
             return None
+        if way.numbers is not None:
+            way = replace(way, name=rounding_of_numbers(graph, way.numbers))
         return Reproduced(way, name, min(alike), max(rests))
 
     def _alike(
@@ -339,7 +209,7 @@ def _rest(left: torch.Tensor, noises: list[torch.Tensor], alike: float) -> float
 
 def run_in(graph: Lifted, way: Way, seed: int | None = None) -> list[LiftedOutput]:
     """Run a lifted graph once in a way to compute; with the noise of ordinary rounding where a seed is given."""
-    constants = given_as_zero(graph) if way.flushes else {}
+    constants = given_in(graph, way)
     if way.weights is not None:
         narrow = rounding_to(way.weights)
         constants = {
@@ -357,6 +227,13 @@ def run_in(graph: Lifted, way: Way, seed: int | None = None) -> list[LiftedOutpu
         observer = _noise(graph.kind, seed)
     with way.active():
         return graph.run(observe=observer, replace=constants)
+
+
+def given_in(graph: Lifted, way: Way) -> dict[str, torch.Tensor]:
+    """What a way to compute reads of what a graph was given and written with, where it is something else, by name."""
+    if way.numbers is not None:
+        return numbers_read_in(graph, way.numbers)
+    return given_as_zero(graph) if way.flushes else {}
 
 
 def _is_weight(c: Constant) -> bool:

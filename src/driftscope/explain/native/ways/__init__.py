@@ -1,0 +1,1 @@
+"""Ways to compute that a runtime may take, for replays to try."""
