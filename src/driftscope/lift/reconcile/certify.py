@@ -281,6 +281,12 @@ def _shared(attempt: _Attempt) -> None:
             put([r for r in proposal if not attempt.result.same_function])
 
 
+def _written_short(attempt: _Attempt) -> None:
+    """Take numbers that were written with fewer digits for the other program's, on one side or both."""
+    for side, other, _repairs, put in attempt.either():
+        put(uses.written_short(side, other.constants))
+
+
 def _shortcuts(attempt: _Attempt) -> None:
     """Let a kernel's formula go on where the kernel leaves it because no format shows the difference."""
     for side, _other, _repairs, put in attempt.either():
@@ -314,5 +320,6 @@ def _fit(attempt: _Attempt) -> None:
 
 
 _STEPS: tuple[Callable[[_Attempt], None], ...] = (
-    _exact, _constant_subgraphs, _affine, _parts, _refold, _solve, _fit, _shared, _shortcuts, _divisors, _decimals,
+    _exact, _written_short, _constant_subgraphs, _affine, _parts, _refold, _solve, _fit, _shared, _shortcuts,
+    _divisors, _decimals,
 )  # fmt: skip

@@ -105,6 +105,61 @@ def divisors_read_in(formats: Sequence[torch.dtype], side: ReconciledSide, repai
     return found
 
 
+# Significant digits from which somebody wrote all of a number that float32 holds, and all that float64 does.
+_WHOLE, _ALL = 7, 15
+
+
+def written_numbers(graph: Lifted) -> list[tuple[Constant, torch.dtype]]:
+    """Numbers that a program was written with, and the coarsest format of what the step that reads each gives."""
+    formats: dict[str, Sequence[torch.dtype]] = {}
+
+    def look(step: Step) -> None:
+        formats[step.name] = [f for f in step.formats if f is not None and f.is_floating_point]
+
+    literals = [c for c in graph.constants() if c.origin is Origin.LITERAL and c.frontier and not c.value.dim()]
+    if literals:
+        tell_steps(graph, look)
+    read = ((c, formats.get(c.name.rpartition(".")[0], ())) for c in literals if c.value.is_floating_point())
+    return [(c, max(own, key=lambda fmt: torch.finfo(fmt).eps)) for c, own in read if own]
+
+
+def written_short(side: ReconciledSide, others: Sequence[Constant]) -> list[Repair]:
+    """Give numbers that were written with fewer digits the other program's, where no kernel reads the digits left out.
+
+    0.70710678 and the root of a half are one number to float32, and to whoever wrote the one for the other.
+    """
+    found, pool = [], None
+    for c, fmt in written_numbers(side.graph):
+        number = float(c.value)
+        reach = _last_digit(number)
+        if fmt is torch.float64 or not reach:
+            continue
+        pool = numbers(others) if pool is None else pool
+        near_by = [n for n in pool if abs(n.value - number) < reach and _single(n.value) == _single(number)]
+        close = [n for n in near_by if n.value == number or len(_digits(n.value)) > len(_digits(number))]
+        if close and close[0].value != number:
+            value = torch.full(c.value.shape, close[0].value, dtype=torch.float64)
+            found.append(Repair(c.name, value, "scalar", close[0].words, c))
+    return found
+
+
+def _single(number: float) -> float:
+    return float(torch.tensor(number, dtype=torch.float32))
+
+
+def _digits(number: float) -> str:
+    """The significant digits with which a number is written."""
+    return f"{abs(number)!r}".partition("e")[0].replace(".", "").lstrip("0")
+
+
+def _last_digit(number: float) -> float:
+    """What the last digit of a number is worth; 0.0 of one with all of float64's digits, or not all of float32's."""
+    if not math.isfinite(number) or not _WHOLE <= len(_digits(number)) < _ALL:
+        return 0.0
+    mantissa, _, exponent = f"{number!r}".partition("e")
+    return 10.0 ** (int(exponent or 0) - len(mantissa.partition(".")[2]))
+
+
 # Significant digits of the decimals that a person writes (a mean of pixels, 0.485), by the format that tells them from
 # other numbers, and elements of a tensor of them.
 _DIGITS, _WRITTEN = {torch.float32: 6, torch.float16: 4}, 64

@@ -6,29 +6,17 @@ remainder, that is far more than the rounding of the one operator, and no kernel
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
-from driftscope.lift.outline import tell_steps
-from driftscope.lift.steps import Lifted, Origin, Step
+from driftscope.lift.reconcile.uses import written_numbers
+from driftscope.lift.steps import Lifted
 from driftscope.records.words import counted
 
 
 def numbers_read_in(graph: Lifted, name: str) -> dict[str, torch.Tensor]:
     """Give the written numbers that a format, or with ``""`` that of each result, does not hold, rounded, by name."""
-    formats: dict[str, Sequence[torch.dtype]] = {}
-
-    def look(step: Step) -> None:
-        formats[step.name] = [f for f in step.formats if f is not None and f.is_floating_point]
-
-    literals = [c for c in graph.constants() if c.origin is Origin.LITERAL and c.frontier and not c.value.dim()]
-    if literals:
-        tell_steps(graph, look)
     found = {}
-    for c in literals:
-        own = formats.get(c.name.rpartition(".")[0], ())
-        coarsest = max(own, key=lambda fmt: torch.finfo(fmt).eps, default=torch.float64)
+    for c, coarsest in written_numbers(graph):
         read = torch.float32 if name and coarsest is not torch.float64 else coarsest
         rounded = c.value.to(read).to(torch.float64)
         if bool(torch.isfinite(rounded)) and not torch.equal(rounded, c.value.to(torch.float64)):
