@@ -19,9 +19,11 @@ the mean and the layer norm), 0.02 s predict, and 0.03 s are 162 cells of a stud
 
 The reduction as it is called, ``ds.studies.reduction(permutations=128)`` with its default workers, in a fresh process
 whose first call counts all imports on both sides: 6 times as fast is promised for the first call, 10 for the second.
-Measured in the same run: 6.3 (0.241 s beside 1.524 s; 5.7 to 6.3 in six other runs) and 15.4 (0.090 s beside 1.391 s).
-Of the first call half are imports, two fifths of them numpy's, which the loop needs as well, and 0.03 s draw the
-permutations; no worker is started, since the estimate says that the cells take less than a worker's start.
+Measured on 2026-11-29 with one thread, as below: 6.6 to 6.8 (0.232 s beside 1.571 s) and 14.4 to 15.2 (0.086 s beside
+1.312 s). With the threads that numpy starts by default 5.0 to 5.2 in processor time and 6.8 by wall time: importing
+numpy starts OpenBLAS' threads, which wait busily for 0.09 s on either side. Of the first call a third is numpy's
+import, which the loop needs as well, a third the cells, and 0.02 s draw the permutations; no worker is started, since
+the estimate says that the cells take less than a worker's start.
 
 Run: ``OMP_NUM_THREADS=1 python -m benchmarks studies``
 """
