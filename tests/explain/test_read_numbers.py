@@ -35,6 +35,25 @@ def test_a_number_that_a_kernel_reads_rounded_is_named_as_the_cause(name: str, s
     assert "N025" not in {f.code for f in found.findings}  # no kernel is at fault
 
 
+@pytest.mark.parametrize("idle", [0.3, 0.7])
+def test_of_several_numbers_the_one_that_moves_the_result_is_named(idle: float) -> None:
+    """0.3 is rounded by more than 0.1, and makes no difference that shows."""
+    found = ds.compare(lambda x: (x - 0.1) * idle, lambda x: ((x.double() - 0.1) * idle).float(), NEAR)
+    assert "the rounding of 0.1 (sub.other) to 0.100000001, and of 1 more number, in A" in found.reason
+
+
+def test_of_many_numbers_none_is_named() -> None:
+    def chain(x: Tensor) -> Tensor:
+        x = x - 0.1
+        for k in range(20):
+            x = x * (0.7 + 0.01 * k)
+        return x
+
+    found = ds.compare(chain, lambda x: chain(x.double()).float(), NEAR)
+    assert found.verdict == "PRECISION", found.reason
+    assert "numbers that it was written with in A" in found.reason
+
+
 @pytest.mark.parametrize(
     ("name", "other"),
     [
