@@ -232,10 +232,10 @@ def _chosen(ours: list[Site], theirs: list[Site]) -> list[tuple[Site, Site]]:
     pairs: list[tuple[Site, Site]] = []
     chosen: list[tuple[Site, Site]] = []
     for site in ours:
-        near = [(_unlike(site, other), k) for k, other in enumerate(left[_shape_of(site)])]
-        apart, place = min(near, default=(math.inf, 0))
+        alike = left[_shape_of(site)]
+        apart, place = min(((_unlike(site, other), k) for k, other in enumerate(alike)), default=(math.inf, 0))
         if apart <= _ALIKE:
-            pairs.append((site, left[_shape_of(site)].pop(place)))
+            pairs.append((site, alike.pop(place)))
     for one, other in sorted(pairs, key=lambda pair: -pair[0].n):
         key = tuple((s.operator, s.shapes, s.dtype) for s in (one, other))
         if key in seen or len(chosen) == _PAIRS or work + one.work + other.work > _WORK:

@@ -20,7 +20,7 @@ from driftscope.errors import CannotLift
 from driftscope.explain.locate.targets import as_double
 from driftscope.explain.native.cheap_products import aside, rounding_to
 from driftscope.explain.native.ranges import flushed
-from driftscope.explain.native.replays import given_in
+from driftscope.explain.native.replays import given_in, reads_other_numbers
 from driftscope.explain.native.ways.known_ways import CHIRP, WAYS, Way, either, same_bits
 from driftscope.lift.noise.arithmetics import ORDINARY, Arithmetic
 from driftscope.lift.noise.injector import NoiseInjector
@@ -323,7 +323,7 @@ def _reproduced(
         kinds |= {Kind.SUM, Kind.DOT}
     for way in ways:
         # Weights are what they are here, and whether they were rounded too makes no difference to one operator.
-        if way.weights is not None or not way.acts_on(kinds):
+        if way.weights is not None or not way.acts_on(kinds, numbers=reads_other_numbers(graph, way)):
             continue
         watch = _Replayed(natives, way, errors)
         try:

@@ -145,7 +145,9 @@ class _Tried:
         with Changed() as watch:
             self.side.graph.run(observe=look)
         weights = any(_is_weight(c) for c in self.side.graph.constants())
-        found = [way for way in ways if way.acts_on(kinds, weights, bool(low))]
+        found = [
+            way for way in ways if way.acts_on(kinds, weights, bool(low), reads_other_numbers(self.side.graph, way))
+        ]
         # Layers alone may multiply so and attention not.
         both = [w for w in found if w.factors is not None or w.total is not None] if len(watch.seen) > 1 else []
         return [*found, *(replace(way, stacks=False) for way in both)]
@@ -234,6 +236,11 @@ def given_in(graph: Lifted, way: Way) -> dict[str, torch.Tensor]:
     if way.numbers is not None:
         return numbers_read_in(graph, way.numbers)
     return given_as_zero(graph) if way.flushes else {}
+
+
+def reads_other_numbers(graph: Lifted, way: Way) -> bool:
+    """Whether a graph was written with numbers that a way to compute reads otherwise."""
+    return way.numbers is not None and bool(numbers_read_in(graph, way.numbers))
 
 
 def _is_weight(c: Constant) -> bool:

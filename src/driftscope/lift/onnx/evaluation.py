@@ -119,8 +119,7 @@ class GraphEvaluation:
         return Value(replacement.to(device=self.device, dtype=dtype), native, constant=False)
 
     def _node(self, plan: NodePlan) -> None:
-        known = self._values
-        values = [(known.get(name) or self._read(name, plan)) if name else None for name in plan.inputs]
+        values = [self._read(name, plan) if name else None for name in plan.inputs]
         operator = plan.operator
         if operator is None:
             body = self._expand(plan, values)

@@ -94,8 +94,7 @@ class LiftedOnnx:
 
     def _attributes(self) -> Iterator[tuple[str, float, NodePlan]]:
         for node in self._plan.nodes:
-            for name in {**node.defaults, **node.attributes} if node.defaults else node.attributes:
-                value = node.attributes.get(name, node.defaults.get(name))
+            for name, value in {**node.defaults, **node.attributes}.items():
                 if isinstance(value, float):
                     yield f"{node.name}.{name}", value, node
 

@@ -9,7 +9,6 @@ import torch
 
 from driftscope.lift.kept import KeptNode, equal
 from driftscope.lift.onnx.element_types import (
-    NARROW_INTEGERS,
     Format,
     is_inexact,
     lifted_storage,
@@ -74,8 +73,7 @@ def stored_as(item: Any, format: Format, constant: bool) -> Any:
     if not isinstance(item, torch.Tensor) or format is None:
         return item
     dtype = storage(format) if constant else lifted_storage(format)
-    stored = item if item.dtype is dtype else item.to(dtype)
-    return wrap_integer(stored, format) if format in NARROW_INTEGERS else stored
+    return wrap_integer(item.to(dtype), format)
 
 
 def as_before(outputs: Sequence[Value], before: KeptNode | None) -> list[Value]:

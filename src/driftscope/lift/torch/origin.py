@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from driftscope.lift.torch.entries import Tape, TensorValue
+from driftscope.programs.state.module_tree import tensors_in
 
 _DEPTH = 3
 
@@ -73,7 +74,7 @@ def _search(thing: Any, found: list[torch.Tensor], depth: int) -> None:
     if isinstance(thing, torch.Tensor):
         found.append(thing)
     elif isinstance(thing, torch.nn.Module):
-        found.extend([*thing.parameters(), *thing.buffers()])
+        found.extend(tensors_in(thing))
     elif depth > 0:
         for part in _parts(thing):
             _search(part, found, depth - 1)

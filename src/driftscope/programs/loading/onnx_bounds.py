@@ -70,16 +70,16 @@ def check_texts(model: ModelProto, name: str) -> None:
     waiting: list[Message] = [model]
     while waiting:
         message = waiting.pop()
-        if type(message) is TensorProto:  # listing its fields would copy its numbers
+        kind: Any = type(message)
+        if kind is TensorProto:  # listing its fields would copy its numbers
             own = (message.name, message.doc_string, *(t for e in message.external_data for t in (e.key, e.value)))
             if bytes in map(type, own):
                 raise ProgramError(f"{name} is damaged: the name of a tensor in it is not UTF-8 text")
             continue
-        if type(message) is StringStringEntryProto and bytes not in map(type, (message.key, message.value)):
+        if kind is StringStringEntryProto and bytes not in map(type, (message.key, message.value)):
             continue  # six for each node that torch exported
-        if type(message) is ValueInfoProto and message.SerializeToString().isascii():
+        if kind is ValueInfoProto and message.SerializeToString().isascii():
             continue  # no byte above 127: seven messages that need no look, and there are as many as nodes
-        kind: Any = type(message)
         texts, inner = _fields(kind)
         for field, value in message.ListFields():  # those that are there: of most nodes four in eleven
             if field.number in texts:

@@ -15,7 +15,7 @@ from driftscope.programs.arrays import dtype_name
 from driftscope.programs.feeding.binding import bind_call, ready, signature_of
 from driftscope.programs.inspection.training import active_dropout, table_rows, train_mode
 from driftscope.programs.protocol import Bound, Program, Slot, TorchSource
-from driftscope.programs.state.module_tree import members_of, modules_in, tensors_in
+from driftscope.programs.state.module_tree import tensors_in
 from driftscope.programs.torch_run import FlushingProgram, can_flush, fresh, run_torch
 from driftscope.programs.value_trees import flatten, unflatten
 from driftscope.records.finding import Finding
@@ -79,7 +79,7 @@ class TorchProgram(Program):
     def _device_words(self) -> str:
         devices = {self.options.device} if self.options.device else set()
         if self.module is not None:
-            devices = {p.device for _, p in members_of(modules_in(self.module), "_parameters")} or devices
+            devices = {p.device for p in tensors_in(self.module, buffers=False)} or devices
         return " and ".join(sorted(str(d).upper() for d in devices)) or "the inputs' device"
 
     @property
@@ -140,7 +140,7 @@ def describe_module(module: nn.Module) -> dict[str, Any]:
     tensors = tensors_in(module)
     return {
         "class": f"{type(module).__module__}.{type(module).__qualname__}",
-        "parameters": sum(p.numel() for _, p in members_of(modules_in(module), "_parameters")),
+        "parameters": sum(p.numel() for p in tensors_in(module, buffers=False)),
         "dtypes": sorted({dtype_name(t.dtype) for t in tensors}),
         "devices": sorted({str(t.device) for t in tensors}),
         "training": getattr(module, "training", False),  # frozen TorchScript has no mode

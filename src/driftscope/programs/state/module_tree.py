@@ -40,10 +40,10 @@ def members_of(modules: Iterable[tuple[str, nn.Module]], table: str) -> list[tup
     return list(found.values())
 
 
-def tensors_in(module: nn.Module) -> list[torch.Tensor]:
+def tensors_in(module: nn.Module, *, buffers: bool = True) -> list[torch.Tensor]:
     """Return the parameters and then the buffers of a module, each once."""
     own: Any = type(module)
     if own.named_parameters is not nn.Module.named_parameters or own.named_buffers is not nn.Module.named_buffers:
-        return [*module.parameters(), *module.buffers()]
-    modules = modules_in(module)
-    return [tensor for table in ("_parameters", "_buffers") for _, tensor in members_of(modules, table)]
+        return [*module.parameters(), *(module.buffers() if buffers else ())]
+    modules, tables = modules_in(module), ("_parameters", "_buffers") if buffers else ("_parameters",)
+    return [tensor for table in tables for _, tensor in members_of(modules, table)]

@@ -97,7 +97,7 @@ class ModuleState:
         tables = [(path, table) for path, m in modules for table in _tables(m)]
         self._tables = [(path, table, dict(table)) for path, table in tables if table]
         values = [v for _, _, kept in self._tables for v in kept.values() if type(v) not in _SINGLE]
-        held = [v for v in values if type(v) is dict or isinstance(v, _CONTAINERS)]
+        held = [v for v in values if isinstance(v, _CONTAINERS)]
         # Nearly all of them are empty tables of hooks.
         self._empty = [v for v in held if not v] + [table for _, table in tables if not table]
         known = {id(table) for _, table, _ in self._tables}
@@ -195,10 +195,7 @@ def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
     integer = _INTEGERS.get(tensor.dtype)
     if integer is not None and not tensor.is_neg():
-        bits = tensor.detach().view(integer)
-        # By words of eight bytes where they fit: half the time.
-        words = bits.is_contiguous() and bits.data_ptr() % 8 == 0 == bits.nbytes % 8 == bits.storage_offset() % 8
-        return bits.view(-1).view(torch.int64) if words else bits
+        return tensor.detach().view(integer)
     return tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
 
 

@@ -64,10 +64,12 @@ class Way:
     numbers: str | None = None
     lanes: int = 1
 
-    def acts_on(self, kinds: Container[Kind], weights: bool = True, subnormal: bool = True) -> bool:
-        """Whether anything changes in a graph with such steps, with stored weights, with subnormal results."""
+    def acts_on(
+        self, kinds: Container[Kind], weights: bool = True, subnormal: bool = True, numbers: bool = True
+    ) -> bool:
+        """Whether anything changes in a graph with such steps, stored weights, subnormal results, written numbers."""
         if self.flushes or self.numbers is not None:
-            return subnormal or not self.flushes
+            return subnormal if self.flushes else numbers
         dots = Kind.DOT in kinds and self.lanes == 1
         sums = self.total is not None and (dots or (Kind.SUM in kinds and self.factors is None))
         factors = self.factors is not None and Kind.DOT in kinds
