@@ -105,6 +105,12 @@ def test_the_good_neighbours_are_taken(run, here: Path) -> None:
     assert (deep.exit_code, deep.stderr) == (0, "")
 
 
+def test_a_file_whose_name_holds_a_colon_is_a_file_and_a_module_that_is_none_is_named(run, here: Path) -> None:
+    (here / "a:b.onnx").write_bytes((here / "good.onnx").read_bytes())
+    assert run("compare", "good.onnx", "a:b.onnx", *SPEC).exit_code == 0
+    assert "module 'a' cannot be imported" in refused(run("compare", "good.onnx", "a:c.onnx", *SPEC), here)
+
+
 @pytest.mark.parametrize("name", [name for name in hostile_files.ODD_MODELS if name not in ("bfloat16", "two_inputs")])
 def test_odd_but_healthy_models_are_compared(run, here: Path, tmp_path: Path, name: str) -> None:
     page = tmp_path / "page.html"

@@ -76,6 +76,8 @@ def test_only_the_named_axes_vary(run, model):
         (("--dynamic", "y=0"), "the spec names y"),
         (("--dynamic", "x=7"), "names axis 7"),
         (("--fail-on", "sometimes"), "sometimes"),
+        (("--onnx", "nowhere/out.onnx"), "there is no folder 'nowhere'"),
+        (("--save-cover", __file__), "it is a file; name a folder"),
     ],
 )
 def test_a_misuse_is_one_sentence_and_exit_code_2(run, model, arguments, words):

@@ -142,6 +142,8 @@ def test_a_page_and_a_stored_record_show_the_same(module, run):
         (("mine.py:root", "--input", "x=4x3", "--transforms", "vnap"), "did you mean vmap"),
         (("mine.py:root", "--input", "x=4x3", "--in-dims", "one"), "is not of the form"),
         (("mine.py:root", "--input", "x=4x3", "--in-dims", "7"), "axis 7"),
+        (("mine.py:root", "--input", "x=4x3", "--in-dims", "None"), "no example has a mapped axis"),
+        (("mine.py:root", "--input", "x=4x3", "--fix", "--patch", "nowhere/p"), "there is no folder 'nowhere'"),
     ],
 )
 def test_what_cannot_be_used_is_said_in_a_sentence(module, run, arguments, sentence):

@@ -271,7 +271,8 @@ def test_a_grid_that_cannot_be_is_refused_in_one_sentence(axes, fixed, words):
 @pytest.mark.parametrize(
     ("options", "words"),
     [({"workers": -1}, "counted from 0"), ({"workers": "two"}, "whole number"), ({"wrkers": 2}, "no option 'wrkers'"),
-     ({"seconds": 0}, "positive"), ({"operator_threads": -3}, "at least one thread")],
+     ({"seconds": 0}, "positive"), ({"operator_threads": -3}, "at least one thread"),
+     ({"operator_threads": 0}, "at least one thread")],
 )  # fmt: skip
 def test_running_options_that_cannot_be_are_refused(options, words):
     with pytest.raises(InputError, match=words):

@@ -40,6 +40,18 @@ def check_target(path: str | Path) -> Path:
     if target.suffix.lower() not in SUFFIXES:
         kinds = ".html (a page), .json (the record), .md (a summary) or .sarif (findings on their lines)"
         raise InputError(f"cannot write {str(target)!r}: the name must end in {kinds}")
+    return check_place(target)
+
+
+def check_place(path: str | Path) -> Path:
+    """Return ``path`` if some file can be written there.
+
+    Raises
+    ------
+    InputError
+        For a folder, or a parent folder that is missing or not writable.
+    """
+    target = Path(path)
     if target.is_dir():
         raise InputError(f"cannot write {str(target)!r}: it is a folder; name a file in it")
     parent = target.parent

@@ -13,6 +13,7 @@ from torch.export import ExportedProgram
 
 from driftscope.errors import InputError
 from driftscope.programs.state.process import state_kept
+from driftscope.records.files import check_place
 from driftscope.shapes.answer import ShapeReport
 from driftscope.shapes.broadcasting import configurations, tied_axes
 from driftscope.shapes.capture.candidates import Candidate, CandidateSearch, Coverage
@@ -73,14 +74,15 @@ def check_shapes(
     Raises
     ------
     InputError
-        If ``model`` cannot be called, ``dynamic`` is no spec for these inputs, or a target is not known.
+        If ``model`` cannot be called, ``dynamic`` is no spec for these inputs, a target is not known, or no file can
+        be written to ``onnx``.
     """
     if not callable(model):
         raise InputError(f"a {type(model).__name__} cannot be called; give a module or a function")
     if isinstance(model, ExportedProgram):
         raise InputError("an ExportedProgram is no longer the model it was made of; give the module that was exported")
     names = wanted_targets(targets) if onnx is None or targets is not None else (ONNX,)
-    path = None if onnx is None else Path(onnx)
+    path = None if onnx is None else check_place(onnx)
     ordered = targets is not None or path is not None
     check = Check(model, effort or Effort(), targets=names, onnx_path=path, ordered=ordered)
     for name, step in _STEPS:

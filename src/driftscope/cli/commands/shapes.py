@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -81,7 +82,10 @@ def _checked(target: str, options: dict[str, Any], journey: Journey) -> ShapeRec
     from driftscope.programs.loading.references import resolve_to_call
     from driftscope.shapes.checking import check_shapes
     from driftscope.shapes.covering.covered_program import cover_shapes
+    from driftscope.shapes.covering.files import check_folder
 
+    if options["save_cover"]:
+        check_folder(Path(options["save_cover"]))
     found, inputs = resolve_to_call(target, options["inputs"], seed=options["seed"])
     dynamic = _dynamic(options["dynamic"])
     targets: tuple[str, ...] | None = () if options["no_onnx"] else None

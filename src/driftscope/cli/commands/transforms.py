@@ -15,6 +15,7 @@ from driftscope.cli.surroundings import Journey
 from driftscope.cli.surroundings import command as make_command
 from driftscope.cli.unanswered import unanswered
 from driftscope.errors import Exit, InputError
+from driftscope.records.files import check_place
 from driftscope.records.verdict import FailOn
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def _dims(_ctx: click.Context, _parameter: click.Parameter, text: str | None) ->
     if not all(part.lower() == "none" or part.lstrip("-").isdecimal() for part in parts):
         raise click.BadParameter(f"{text!r} is not of the form 0 or 0,None,1")
     dims = tuple(None if part.lower() == "none" else int(part) for part in parts)
-    return dims[0] if len(dims) == 1 else dims
+    return dims[0] if len(dims) == 1 and dims[0] is not None else dims  # not given is another thing than None
 
 
 def _names(_ctx: click.Context, _parameter: click.Parameter, text: str | None) -> tuple[str, ...] | None:
@@ -90,6 +91,8 @@ def command(function: str, *, journey: Journey, as_json: bool, outputs: Sequence
     Every transform is compared with the plain program: vmap with the loop over the examples, derivatives with
     torch.autograd, compile and export with the plain call.
     """
+    if options["fix"]:
+        check_place(options["patch"])
     with journey.travelling():
         journey("Loading the tensor libraries")
         record = _checked(function, options, journey)

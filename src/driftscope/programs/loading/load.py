@@ -111,7 +111,7 @@ def _is_exported(obj: Any) -> bool:
 
 
 def _from_text(text: str | FilePath, options: dict[str, Any]) -> Program:
-    if isinstance(text, str) and is_reference(text):
+    if isinstance(text, str) and is_reference(text) and not FilePath(text).is_file():  # a name may hold a colon
         return _from_reference(text, options)
     parts = parted(text) if isinstance(text, str) else None
     if parts is not None:

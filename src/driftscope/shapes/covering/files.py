@@ -89,19 +89,35 @@ def save_cover(
     return target
 
 
-def _writable(folder: Path) -> Path:
-    if folder.exists() and not folder.is_dir():
+def check_folder(folder: Path) -> None:
+    """Refuse a folder that no cover can be written to; asked before the work as well, which takes minutes.
+
+    Raises
+    ------
+    InputError
+        If it is a file, is not writable, or holds other files than those of a cover.
+    """
+    if not folder.exists():
+        return
+    if not folder.is_dir():
         raise InputError(f"cannot write a cover to {str(folder)!r}: it is a file; name a folder")
+    if not os.access(folder, os.W_OK):
+        raise InputError(f"cannot write a cover to {str(folder)!r}: the folder is not writable")
+    if _present(folder) and not (folder / MANIFEST).is_file():
+        raise InputError(f"cannot write a cover to {str(folder)!r}: it holds other files; name an empty folder")
+
+
+def _present(folder: Path) -> list[Path]:
+    return [path for path in folder.iterdir() if not path.name.startswith(".")]
+
+
+def _writable(folder: Path) -> Path:
+    check_folder(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"cannot write a cover to {str(folder)!r}: {error.strerror or error}") from error
-    if not os.access(folder, os.W_OK):
-        raise InputError(f"cannot write a cover to {str(folder)!r}: the folder is not writable")
-    present = [path for path in folder.iterdir() if not path.name.startswith(".")]
-    if present and not (folder / MANIFEST).is_file():
-        raise InputError(f"cannot write a cover to {str(folder)!r}: it holds other files; name an empty folder")
-    for path in present:
+    for path in _present(folder):
         if path.name == MANIFEST or path.stem.startswith("program_"):
             path.unlink()
     return folder

@@ -55,7 +55,7 @@ def running_of(**options: Any) -> Running:
         workers=_count(options.get("workers")),
         cluster=str(options.get("cluster") or ""),
         limits=limits,
-        threads=int(options.get("operator_threads") or 1),
+        threads=1 if options.get("operator_threads") is None else int(options["operator_threads"]),
     )
     store: str | Path | None = options.get("store")
     progress: Progress | None = options.get("progress")
