@@ -175,7 +175,7 @@ class Accumulation(RevealedOrder):
                     for number, other in enumerate(self.others, start=1)
                 ),
                 *(f"  {'map' if not i else '':12} {line}" for i, line in enumerate(map_lines(self.classes))),
-                f"  depth        {self.depth} additions in a row, of {self.tree.additions}",
+                f"  depth        {counted(self.depth, 'addition')} in a row, of {self.tree.additions}",
                 f"  verified     {self.verified}",
                 f"  probed       {counted(self.calls, 'call')}, {counted(self.rows, 'row')},"
                 f" {self.seconds * 1e3:.3g} ms",

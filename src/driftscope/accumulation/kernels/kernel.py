@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from driftscope.accumulation.revealing.refusal import BudgetSpentError, RaisedError, RevealError
 from driftscope.numerics.formats import numpy_dtype
+from driftscope.records.words import counted
 
 Array = npt.NDArray[Any]
 
@@ -50,12 +51,12 @@ class Meter:
             self.started = time.perf_counter()
         if self.max_calls is not None and self.calls >= self.max_calls:
             raise BudgetSpentError(
-                f"the order was not found within {self.max_calls} calls ({self.seconds:.2g} s);"
+                f"the order was not found within {counted(self.max_calls, 'call')} ({self.seconds:.2g} s);"
                 " allow more with max_calls="
             )
         if self.max_seconds is not None and self.seconds >= self.max_seconds:
             raise BudgetSpentError(
-                f"the order was not found within {self.max_seconds:g} s ({self.calls} calls);"
+                f"the order was not found within {self.max_seconds:g} s ({counted(self.calls, 'call')});"
                 " allow more with max_seconds="
             )
         self.calls += 1
