@@ -105,6 +105,32 @@ def test_a_term_that_only_one_side_adds_is_named_the_other_way_round_too():
     assert first.verified is True
 
 
+class Heads(nn.Module):
+    """Attention that hides what is later than a number of positions ahead, by the fused operator or by hand."""
+
+    def __init__(self, ahead, fused):
+        super().__init__()
+        self.project, self.ahead, self.fused = nn.Linear(16, 48), ahead, fused
+
+    def forward(self, x):
+        q, k, v = (part.view(2, 5, 2, 8).transpose(1, 2) for part in self.project(x).chunk(3, -1))
+        seen = torch.ones(5, 5, dtype=torch.bool).tril(self.ahead)
+        if self.fused:
+            mixed = functional.scaled_dot_product_attention(q, k, v, seen)
+        else:
+            mixed = torch.softmax((q @ k.mT * 8**-0.5).masked_fill(~seen, -1e9), -1) @ v
+        return mixed.transpose(1, 2).reshape(2, 5, 16) + x
+
+
+def test_a_mask_that_is_off_by_one_is_not_said_to_be_none():
+    a = _made(Heads(0, fused=True))
+    same, off, none = (ds.compare(a, _made(Heads(n, fused=False)), (X,), isolate=False) for n in (0, 1, 4))
+    assert [c.verdict for c in (same, off, none)] == ["ROUNDING", "DIFFERENT", "DIFFERENT"]
+    said = "A masks all later positions, and what _softmax (aten._softmax) reads leaves some of them as they are"
+    assert said in off.first.why
+    assert "nothing that _softmax (aten._softmax) reads does" in none.first.why
+
+
 def test_another_operator_that_chooses_is_a_fix_that_was_tried():
     c = ds.compare(lambda x: (2 * x).argmax(-1), lambda x: (2 * x).argmin(-1), (X,), isolate=False)
     assert c.first.code == "N010"

@@ -197,8 +197,7 @@ def ended(parting: Parting, theirs: Sequence[Visited], trials: Trials) -> Reason
         ways = way_words(extra[0], step)
         return Reason(f"A computes no {ways} of {source}", f"Leave {ways} out.", True, extra[0])
     steps = [s for s in theirs if not s.inside and not idle(s)]
-    first = next((s for s in steps if any(t is not None and t.same(given) for t in s.taken)), None)
-    if first is None:
+    if not (first := next((s for s in steps if any(t is not None and t.same(given) for t in s.taken)), None)):
         return None
     works, values = trials.as_in_a(step.outputs[0], other.outputs[0])
     words = f"what {step.name} gives stays as it is, where A computes {way_words(first, other)} of it"
@@ -279,7 +278,9 @@ def mask(parting: Parting, trials: Trials) -> Reason | None:
         later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
         if trials.forced({step.inputs[0]: scores.masked_fill(later, float("-inf"))}):
             fix = f"Mask the scores that {step.name} reads: no position may see a later one."
-            return Reason(f"A masks later positions, and nothing that {it} reads does", fix, True, named)
+            some = bool((made[..., later] == 0).any())  # no share: as behind a mask that is off by one
+            rest = f"what {it} reads leaves some of them as they are" if some else f"nothing that {it} reads does"
+            return Reason(f"A masks {'all ' * some}later positions, and {rest}", fix, True, named)
         equal = made.amax(-1, keepdim=True) == made.amin(-1, keepdim=True)
         empty = (scores.amax(-1, keepdim=True) <= -MASKING) & equal
         if bool(empty.any()) and trials.forced({step.outputs[0]: made.masked_fill(empty, 0.0)}):
@@ -346,8 +347,7 @@ def computed_there(
         return None
     ways, named = way_words(telling[0], telling[-1]), parting.first if untried is None else untried.step
     why = untried.why if untried is not None else ""
-    lacking = [] if why else _unread(parting.piece, theirs, trials)
-    if lacking:
+    if lacking := [] if why else _unread(parting.piece, theirs, trials):
         why = f"A computes {ways} there, of {joined(lacking)} too, which B does not read"
         named = named if untried is not None else next(iter(mine), named)
     why = why or f"of the same values A computes {ways}"
