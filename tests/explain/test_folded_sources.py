@@ -132,6 +132,27 @@ def test_another_epsilon_in_a_fold_is_one_finding(transposed: bool, back: bool):
     assert ("1e-05 where A has 0.01" if back else "0.01 where A has 1e-05") in finding.what
 
 
+def _fresh_mean(net: nn.Sequential) -> None:
+    net[3].running_mean.zero_()
+
+
+def _fresh_variance(net: nn.Sequential) -> None:
+    net[3].running_var.fill_(1.0)
+
+
+@pytest.mark.parametrize(("fresh", "tensor"), [(_fresh_mean, "3.running_mean"), (_fresh_variance, "3.running_var")])
+def test_statistics_that_only_one_side_has_are_named_whichever_side_folds(fresh, tensor):
+    stale, trained = (_before_an_activation(False) for _ in range(2))
+    for net in (stale, trained):
+        net[3].running_var.copy_(torch.linspace(0.02, 6.0, len(net[3].running_var)))
+    assert ds.compare(_folded_by_hand(trained, 1e-5), trained, IMAGE).verdict == Verdict.ROUNDING
+    fresh(stale)
+    for a, b in ((_folded_by_hand(stale, 1e-5), trained), (_folded_by_hand(trained, 1e-5), stale)):
+        said = ds.compare(a, b, IMAGE).first.what
+        assert tensor in said
+        assert "eps" not in said  # which both sides have
+
+
 @pytest.mark.parametrize("transposed", [False, True], ids=["convolution", "transposed"])
 def test_a_batch_norm_that_was_left_out_is_no_fold(transposed: bool):
     net = _before_an_activation(transposed)

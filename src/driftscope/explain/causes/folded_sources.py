@@ -19,6 +19,7 @@ import torch
 
 from driftscope.errors import CannotLift, DriftscopeError
 from driftscope.explain.causes.alterations import Alteration, alteration_of
+from driftscope.explain.causes.fold_spreads import Spread, spreads
 from driftscope.explain.locate.fingerprints import Visited
 from driftscope.explain.locate.rerunning import Reruns
 from driftscope.lift.outline import Chains, tell_steps
@@ -232,6 +233,9 @@ class _Fold:
         """The one source that explains weight and bias, else one that explains the weight and one for the bias."""
         if self._fits(self.piece):
             return None
+        if self._fits(self.piece, bias=False):  # a weight that every source fits as it is: none is to be changed for it
+            of_bias = self._of_bias({})
+            return self._told([self._named(of_bias)]) if of_bias else None
         alone: list[tuple[Constant, torch.Tensor]] = []
         partly: list[tuple[Constant, torch.Tensor]] = []
         for constant in self.sources:
@@ -240,14 +244,14 @@ class _Fold:
         if alone:
             return self._told([self._named(alone)])
         for constant, value in partly[:1]:
-            held = {constant.name: value}
-            second = [
-                (other, found) for other in self.sources if other is not constant
-                for found, whole in self._solved(other, held, False) if whole
-            ]  # fmt: skip
-            if second:
+            if second := self._of_bias({constant.name: value}):
                 return self._told([self._named(partly), self._named(second)])
         return None
+
+    def _of_bias(self, held: Mapping[str, torch.Tensor]) -> list[tuple[Constant, torch.Tensor]]:
+        """The sources of which each explains the bias, where those held explain the weight."""
+        others = (c for c in self.sources if c.name not in held)
+        return [(c, value) for c in others for value, whole in self._solved(c, held, False) if whole]
 
     # -- evaluation -----------------------------------------------------------------------------------------------
 
@@ -273,14 +277,13 @@ class _Fold:
         base = self._at({**held, constant.name: start})
         if base is None:
             return
-        for spread in _spreads(constant, _rows(self.piece) if weights else self.piece.bias):
+        for spread in spreads(constant, _rows(self.piece) if weights else self.piece.bias):
             value, now, left = start, base, math.inf
             for _ in range(_STEPS):
                 move = self._move(constant.name, value, now, held, spread, weights)
                 if move is None or not bool(torch.isfinite(move).all()):
                     break
-                value = value + move
-                after = self._at({**held, constant.name: value})
+                value, after = self._moved(constant.name, value, move, held)
                 if after is None:
                     break
                 now, before = after, left
@@ -293,7 +296,7 @@ class _Fold:
                 return
 
     def _move(
-        self, name: str, value: torch.Tensor, now: Map, held: Mapping[str, torch.Tensor], spread: _Spread, weights: bool
+        self, name: str, value: torch.Tensor, now: Map, held: Mapping[str, torch.Tensor], spread: Spread, weights: bool
     ) -> torch.Tensor | None:
         """The least-squares step of a source towards the stored fold, by its slope at this value."""
         by = float(value.abs().max()) * 2.0**-20 or 2.0**-20
@@ -309,6 +312,17 @@ class _Fold:
             return None
         step = torch.where(below > 0, by * top / below.clamp(min=1e-300), torch.zeros_like(top))
         return spread.placed(step, value.shape)
+
+    def _moved(
+        self, name: str, value: torch.Tensor, move: torch.Tensor, held: Mapping[str, torch.Tensor]
+    ) -> tuple[torch.Tensor, Map | None]:
+        """A source after a step, and the fold there; a variance stays positive where a step leads behind zero."""
+        short = torch.where((value > 0) & (value + move <= 0), -0.75 * value, move)
+        for by in (move, short):
+            after = self._at({**held, name: value + by})
+            if after is not None and bool(torch.isfinite(after.weight).all()):
+                return value + by, after
+        return value, None
 
     def _tidy(
         self, constant: Constant, value: torch.Tensor, now: Map, held: Mapping[str, torch.Tensor]
@@ -355,39 +369,6 @@ class _Fold:
                     stored.append(constant)
                     exact[constant.name] = value
         return OtherFold(tuple(sources), tuple(stored), exact) if stored else None
-
-
-@dataclass(frozen=True, slots=True)
-class _Spread:
-    """How the numbers of a source enter a weight whose first axis is the result's: one for each index of ``axis``.
-
-    ``axis`` is None where each enters one element of its own, in rows or (``turned``) columns, and -1 for one number.
-    """
-
-    axis: int | None
-    turned: bool = False
-
-    def gathered(self, terms: torch.Tensor) -> torch.Tensor:
-        """Terms of a weight or a bias added up over what one number of the source enters."""
-        if self.axis is None:
-            return terms
-        if self.axis == -1:
-            return terms.sum().reshape(1)
-        return terms.movedim(self.axis, 0).reshape(terms.shape[self.axis], -1).sum(1)
-
-    def placed(self, step: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-        """One number each, in the source's own shape."""
-        return (step.T if self.turned else step).reshape(shape)
-
-
-def _spreads(constant: Constant, rows: torch.Tensor) -> list[_Spread]:
-    """The ways in which a source of this size can enter the weight, or the bias."""
-    count = constant.value.numel()
-    if count == 1:
-        return [_Spread(-1)]
-    if count == rows.numel() and rows.ndim > 1:
-        return [_Spread(None), _Spread(None, turned=True)] if rows.ndim == 2 else [_Spread(None)]
-    return [_Spread(axis) for axis in range(min(rows.ndim, 2)) if rows.shape[axis] == count]
 
 
 def _as_stored(constant: Constant, have: torch.Tensor, want: torch.Tensor) -> torch.Tensor | None:
