@@ -93,6 +93,9 @@ def test_a_list_knows_files_beside_it_and_changes_its_digest_with_them(tmp_path:
         ("a,b\nx,\n", "line 2"),
         ("name,a,b\nn,x,y\nn,x,z\n", "repeats the name 'n'"),
         ("", "columns none"),
+        ("a,b,a\nx,y,z\n", "columns a, b, a; .* each once"),
+        ("a,b\n\n\nx,\n", "line 4"),
+        ('name,a,b\n"of two\nlines",x,y\nn,x,\n', "line 4"),
     ],
 )
 def test_a_list_that_is_none_is_bad_input(tmp_path: Path, text: str, words: str) -> None:
@@ -100,6 +103,11 @@ def test_a_list_that_is_none_is_bad_input(tmp_path: Path, text: str, words: str)
     path.write_text(text)
     with pytest.raises(ds.InputError, match=words):
         listing_of(str(path))
+
+
+def test_empty_lines_between_pairs_are_skipped(tmp_path: Path) -> None:
+    (tmp_path / "pairs.csv").write_text("a,b\n\nx,y\n\n\nx,z\n")
+    assert list(listing_of(str(tmp_path / "pairs.csv")).pairs) == ["x | y", "x | z"]
 
 
 def test_an_empty_folder_and_a_missing_list_are_bad_input(tmp_path: Path) -> None:

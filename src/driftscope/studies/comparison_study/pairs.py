@@ -92,13 +92,14 @@ def _in_list(path: Path) -> dict[str, Pair]:
             lines = csv.DictReader(file)
             columns = lines.fieldnames or ()
             unknown = [name for name in columns if name not in _COLUMNS]
-            if unknown or not {"a", "b"} <= set(columns):
+            if unknown or not {"a", "b"} <= set(columns) or len(set(columns)) < len(columns):
                 raise InputError(
                     f"{str(path)!r} has the columns {', '.join(map(str, columns)) or 'none'}; a list of pairs has a and"
-                    " b, and may have name and inputs"
+                    " b, and may have name and inputs, each once"
                 )
             pairs: dict[str, Pair] = {}
-            for number, line in enumerate(lines, 2):
+            for line in lines:
+                number = lines.line_num  # of the file: empty lines are skipped, and counted by an editor
                 a, b = (str(line.get(side) or "").strip() for side in "ab")
                 name = str(line.get("name") or "").strip() or f"{a} | {b}"
                 own = next((side for side in (a, b) if of_python_itself(side)), None)
