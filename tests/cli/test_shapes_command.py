@@ -69,10 +69,19 @@ def test_only_the_named_axes_vary(run, model):
     assert {point["sizes"][0] for point in record["points"]} == {3}
 
 
+@pytest.mark.parametrize("given", [("x=0", "x=1"), ("x=-1", "x=-2"), ("x=0,1",)])
+def test_axes_named_one_by_one_all_vary(run, model, given):
+    words = [word for one in given for word in ("--dynamic", one)]
+    result = run("shapes", f"{model}:Plain", "--input", "x=3x4:float32", "--no-onnx", *words, "--json")
+    assert json.loads(result.stdout)["free"] == [True, True]
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (("--dynamic", "x"), "not of the form x=0,1"),
+        (("--dynamic", "x=--1"), "not of the form x=0,1"),
+        (("--dynamic", "x=0", "--dynamic", "x="), "'x=' says otherwise of 'x' than another --dynamic"),
         (("--dynamic", "y=0"), "the spec names y"),
         (("--dynamic", "x=7"), "names axis 7"),
         (("--fail-on", "sometimes"), "sometimes"),

@@ -141,6 +141,7 @@ def test_a_page_and_a_stored_record_show_the_same(module, run):
         (("mine.py:gone", "--input", "x=4x3"), "has no 'gone'"),
         (("mine.py:root", "--input", "x=4x3", "--transforms", "vnap"), "did you mean vmap"),
         (("mine.py:root", "--input", "x=4x3", "--in-dims", "one"), "is not of the form"),
+        (("mine.py:root", "--input", "x=4x3", "--in-dims=--1"), "is not of the form"),
         (("mine.py:root", "--input", "x=4x3", "--in-dims", "7"), "axis 7"),
         (("mine.py:root", "--input", "x=4x3", "--in-dims", "None"), "no example has a mapped axis"),
         (("mine.py:root", "--input", "x=4x3", "--fix", "--patch", "nowhere/p"), "there is no folder 'nowhere'"),

@@ -123,6 +123,8 @@ def test_the_batch_may_be_another_axis():
     assert (time.outcomes["batch"], rows.outcomes["batch"] in HONEST) == ("different", True)
     with pytest.raises(ds.InputError, match="no input 'y'"):
         ds.check_invariance(across, x, batch="y=0")
+    with pytest.raises(ds.InputError, match=r"batch='x=--1' is not of the form"):
+        ds.check_invariance(lambda x: x, torch.randn(4, 3), batch="x=--1")
     with pytest.raises(ds.InputError, match="no axis 7"):
         ds.check_invariance(across, x, batch="input=7")
 

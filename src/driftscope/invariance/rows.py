@@ -305,7 +305,7 @@ def _pairs(asked: object, what: str) -> list[tuple[str, int]]:
     found = []
     for part in str(asked).split(","):
         name, equals, axis = part.strip().rpartition("=")
-        if not equals or not axis.strip().lstrip("-").isdecimal():
+        if not equals or not axis.strip().removeprefix("-").isdecimal():
             raise InputError(f"{what}={asked!r} is not of the form 'x=0,mask=0'")
         found.append((name.strip(), int(axis)))
     return found

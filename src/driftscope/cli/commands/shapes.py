@@ -115,9 +115,14 @@ def _dynamic(words: Sequence[str]) -> Any:
     for word in words:
         name, equals, axes = word.partition("=")
         parts = [axis.strip() for axis in axes.split(",") if axis.strip()]
-        if not equals or not all(part.lstrip("-").isdecimal() for part in parts):
+        if not equals or not all(part.removeprefix("-").isdecimal() for part in parts):
             raise click.BadParameter(f"{word!r} is not of the form x=0,1", param_hint="--dynamic")
-        spec[name.strip()] = {int(part): Dim.AUTO for part in parts} if parts else Dim.DYNAMIC
+        name, named = name.strip(), {int(part): Dim.AUTO for part in parts}
+        before = spec.get(name)
+        if before is not None and not (parts and isinstance(before, dict)):
+            said = f"{word!r} says otherwise of {name!r} than another --dynamic"
+            raise click.BadParameter(said, param_hint="--dynamic")
+        spec[name] = (before or {}) | named if parts else Dim.DYNAMIC  # without axes: a number may vary
     return spec
 
 

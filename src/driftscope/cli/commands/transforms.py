@@ -32,7 +32,7 @@ def _dims(_ctx: click.Context, _parameter: click.Parameter, text: str | None) ->
     if text is None:
         return None
     parts = [part.strip() for part in text.strip("() ").rstrip(",").split(",")]
-    if not all(part.lower() == "none" or part.lstrip("-").isdecimal() for part in parts):
+    if not all(part.lower() == "none" or part.removeprefix("-").isdecimal() for part in parts):
         raise click.BadParameter(f"{text!r} is not of the form 0 or 0,None,1")
     dims = tuple(None if part.lower() == "none" else int(part) for part in parts)
     return dims[0] if len(dims) == 1 and dims[0] is not None else dims  # not given is another thing than None
