@@ -104,9 +104,13 @@ def test_studies_of_ones_own_from_files_and_by_name(run, here):
         (("study", "reduction", "--seconds", "-1", *SMALL), "positive"),
         (("runs", "show", "gemm-0007"), "there is no run 'gemm-0007'"),
         (("runs", "query", "SELECT 1"), "there are no runs"),
+        (("runs", "list", "--store", "broken.toml"), "'broken.toml' is a file; runs are kept in a folder"),
+        (("runs", "show", "a", "--store", "broken.toml"), "'broken.toml' is a file; runs are kept in a folder"),
+        (("report", "of two words"), "`driftscope runs list --store 'of two words'` lists the runs"),
     ],
 )
 def test_what_cannot_be_is_one_sentence_and_exit_code_2(run, here, arguments, words):
+    (here / "of two words").mkdir()
     (here / "broken.toml").write_text("axes = [")
     (here / "partial.yaml").write_text("axes: {a: [1]}\n")
     (here / "odd.yaml").write_text("axes: {a: [1]}\ncell: x.py:f\naxis: {a: [2]}\n")
@@ -114,6 +118,11 @@ def test_what_cannot_be_is_one_sentence_and_exit_code_2(run, here, arguments, wo
     assert said.exit_code == 2, said.output
     assert words in said.stderr
     assert "Traceback" not in said.output
+
+
+def test_a_folder_that_is_not_there_holds_no_runs_yet(run, here):
+    said = run("runs", "list", "--store", "later")
+    assert (said.exit_code, said.stdout) == (0, "no runs in later; `driftscope study` makes one\n")
 
 
 def test_a_listing_names_what_cannot_be_read_and_an_unfinished_run_says_so(run, here):

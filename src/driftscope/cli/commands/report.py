@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,7 @@ def _loaded(record: str) -> Any:
         from driftscope.studies import open_study
 
         if not (folder / "run.json").is_file():
-            told = f"`driftscope runs list --store {record}` lists the runs in it"
+            told = f"`{shlex.join(['driftscope', 'runs', 'list', '--store', record])}` lists the runs in it"
             raise RecordError(f"{record!r} is a folder and no stored run, which would hold a run.json; {told}")
         return open_study(str(folder)).record
     from driftscope.report.pages.page import load

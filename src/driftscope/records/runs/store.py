@@ -181,7 +181,7 @@ def create_run(root: str | Path, study: str, header: Mapping[str, Any], name: st
         draft.replace(path / "run.json")  # complete or not there: a folder without it is not a run
     except FileExistsError as error:
         if parent.is_file():
-            raise InputError(f"{str(parent)!r} is a file; runs are kept in a folder") from error
+            raise _is_a_file(parent) from error
         raise InputError(f"there is a run {name!r} in {str(parent)!r} already") from error
     except OSError as error:
         raise InputError(f"cannot write runs to {str(parent)!r}: {error.strerror or error}") from error
@@ -204,6 +204,10 @@ class Unreadable:
     reason: str
 
 
+def _is_a_file(store: Path) -> InputError:
+    return InputError(f"{str(store)!r} is a file; runs are kept in a folder")
+
+
 def runs_in(root: str | Path) -> list[RunFolder]:
     """Return all runs below a folder in the order of their ids; none if there is no such folder."""
     return [run for run in _found_in(root) if isinstance(run, RunFolder)]
@@ -215,6 +219,8 @@ def unreadable_in(root: str | Path) -> list[Unreadable]:
 
 
 def _found_in(root: str | Path) -> Iterator[RunFolder | Unreadable]:
+    if Path(root).is_file():
+        raise _is_a_file(Path(root))
     paths = {path.parent for pattern in ("*/run.json", "*/rows-*.jsonl") for path in Path(root).glob(pattern)}
     for path in sorted(paths):
         try:
