@@ -160,7 +160,7 @@ def test_nothing_is_said_where_nothing_was_compared(pytester: pytest.Pytester) -
 @pytest.mark.parametrize(
     ("option", "said"),
     [("--driftscope-dtype=float31", "'float31' is not one of"), ("--driftscope-report=taken/x", "cannot write to"),
-     ("--driftscope-seed=one", "invalid int value")],
+     ("--driftscope-seed=one", "invalid int value"), ("--driftscope-dtype=", "no dtype is given")],
 )  # fmt: skip
 def test_an_option_that_cannot_be_used_is_refused(pytester: pytest.Pytester, option: str, said: str) -> None:
     (pytester.path / "taken").write_text("a file")
@@ -168,6 +168,56 @@ def test_an_option_that_cannot_be_used_is_refused(pytester: pytest.Pytester, opt
     result = pytester.runpytest_inprocess(option)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     assert said in "\n".join(result.errlines + result.outlines)
+
+
+MARKED = """
+import pytest
+
+pytestmark = pytest.mark.driftscope(dtype="float16")
+
+def test_of_the_module(driftscope):
+    assert (driftscope.dtype, driftscope.seed) == ("float16", 0)
+
+@pytest.mark.driftscope(seed=3)
+def test_of_both(driftscope):
+    assert (driftscope.dtype, driftscope.seed) == ("float16", 3)
+
+@pytest.mark.driftscope(dtype="int64")
+def test_the_closest_counts(driftscope):
+    assert driftscope.dtype == "int64"
+
+@pytest.mark.driftscope({mark})
+def test_{name}(driftscope):
+    pass
+"""
+
+
+@pytest.mark.parametrize("option", ["--driftscope-dtype=float32", "--driftscope-dtype=float32,bfloat16"])
+@pytest.mark.parametrize(
+    ("mark", "said"),
+    [
+        ("'float16'", "takes dtype=... and seed=..., not 'float16'"),
+        ("dtyp='float16'", "takes dtype=... and seed=..., not 'dtyp'"),
+        ("dtype='float23'", "dtype='float23' is not the name of a dtype of torch"),
+        ("dtype='Tensor'", "dtype='Tensor' is not the name of a dtype of torch"),
+        ("dtype=['float16']", "dtype=['float16'] is not the name of a dtype of torch"),
+        ("seed='a'", "seed='a' is not a whole number"),
+    ],
+)
+def test_a_mark_that_says_nothing_known_fails_its_test(
+    pytester: pytest.Pytester, option: str, mark: str, said: str
+) -> None:
+    pytester.makepyfile(MARKED.format(mark=mark, name="that_is_wrong"))
+    result = pytester.runpytest_inprocess(option, "-p", "no:cacheprovider")
+    lines = "\n".join(result.outlines)
+    assert said in lines
+    assert "Traceback" not in lines
+    assert result.ret != 0
+
+
+def test_marks_of_a_module_and_of_a_test_are_put_together(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(MARKED.format(mark="seed=1", name="that_is_right"))
+    pytester.runpytest_inprocess("--driftscope-dtype=float32,float32").assert_outcomes(passed=4)
 
 
 def test_loading_the_plugin_loads_no_tensor_library() -> None:

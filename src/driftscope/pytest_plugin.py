@@ -48,7 +48,10 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "driftscope(dtype=None, seed=None): dtype and seed of the fixture in this test")
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(_Summary(config), "driftscope-summary")
-    unknown = [d for d in _dtypes(config) if d not in _DTYPES]
+    dtypes = _dtypes(config)
+    unknown = [d for d in dtypes if d not in _DTYPES]
+    if not dtypes:
+        raise pytest.UsageError(f"--driftscope-dtype: no dtype is given; give some of {', '.join(_DTYPES)}")
     if unknown:
         raise pytest.UsageError(f"--driftscope-dtype: {unknown[0]!r} is not one of {', '.join(_DTYPES)}")
     folder = config.getoption("driftscope_report")
@@ -61,16 +64,28 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _dtypes(config: pytest.Config) -> list[str]:
-    return [d.strip() for d in str(config.getoption("driftscope_dtype")).split(",") if d.strip()]
+    given = str(config.getoption("driftscope_dtype")).split(",")
+    return list(dict.fromkeys(d.strip() for d in given if d.strip()))
+
+
+def _marked(node: pytest.Item) -> dict[str, Any]:
+    """What the marks of a test, its class and its module say; the closest mark that says something counts."""
+    asked: dict[str, Any] = {}
+    for marker in node.iter_markers("driftscope"):
+        unknown = [name for name in marker.kwargs if name not in ("dtype", "seed")]
+        if marker.args or unknown:
+            # Silence would run the test in another dtype than the one that was meant.
+            found = repr((marker.args or unknown)[0])
+            pytest.fail(f"@pytest.mark.driftscope takes dtype=... and seed=..., not {found}", pytrace=False)
+        asked = {**marker.kwargs, **asked}
+    return asked
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run a test that uses the fixture once for each dtype asked for."""
     dtypes = _dtypes(metafunc.config)
-    if "driftscope" in metafunc.fixturenames and len(dtypes) > 1:
-        marker = metafunc.definition.get_closest_marker("driftscope")
-        if not (marker and marker.kwargs.get("dtype")):
-            metafunc.parametrize("driftscope", dtypes, indirect=True)
+    if "driftscope" in metafunc.fixturenames and len(dtypes) > 1 and not _marked(metafunc.definition).get("dtype"):
+        metafunc.parametrize("driftscope", dtypes, indirect=True)
 
 
 class Checks:
@@ -143,13 +158,15 @@ def driftscope(request: pytest.FixtureRequest) -> Iterator[Checks]:
     """Comparisons and inputs with the dtype and the seed of this run."""
     import torch
 
-    marker = request.node.get_closest_marker("driftscope")
-    asked = marker.kwargs if marker else {}
+    asked = _marked(request.node)
     dtype = asked.get("dtype") or getattr(request, "param", None) or _dtypes(request.config)[0]
     seed = asked.get("seed")
-    checks = Checks(
-        request.node, str(dtype), request.config.getoption("driftscope_seed") if seed is None else int(seed)
-    )
+    seed = request.config.getoption("driftscope_seed") if seed is None else seed
+    if not isinstance(dtype, str) or not isinstance(getattr(torch, dtype, None), torch.dtype):
+        pytest.fail(f"@pytest.mark.driftscope: dtype={dtype!r} is not the name of a dtype of torch", pytrace=False)
+    if not isinstance(seed, int):
+        pytest.fail(f"@pytest.mark.driftscope: seed={seed!r} is not a whole number", pytrace=False)
+    checks = Checks(request.node, dtype, seed)
     # The generator is put back: a test that asks for the fixture must not change what the next one draws.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(checks.seed)
