@@ -169,3 +169,28 @@ def test_a_step_that_is_idle_here_is_not_blamed_for_one_of_its_readers(first, wr
     found = ds.compare(*pair(Clamped, first, not first), X).first
     assert found.where.node.startswith(wrong)
     assert "clamp" not in found.fix
+
+
+class Masked(nn.Module):
+    """Attention by hand; padding hides keys, or the queries in their place, or shares are taken along the queries."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.project, self.how = nn.Linear(8, 24), how
+
+    def forward(self, x, padding):
+        q, k, v = self.project(x).chunk(3, -1)
+        masked = (q @ k.mT * 8**-0.5).masked_fill(padding[:, None], -1e9)
+        if self.how == "queries":  # and the scores that A masks are computed for nothing
+            masked = (q @ k.mT * 8**-0.5).masked_fill(padding[:, :, None], -1e9)
+        return masked.softmax(-2 if self.how == "turned" else -1) @ v
+
+
+def test_the_same_step_with_the_same_settings_is_not_what_a_computes_of_the_same_values():
+    inputs = torch.randn(2, 6, 8, generator=torch.Generator().manual_seed(0)), torch.arange(6) > torch.tensor([[9], [3]])
+    found = ds.compare(*pair(Masked, "keys", "queries"), inputs)
+    assert found.verdict == "DIFFERENT"
+    assert all("of the same values" not in f.why and "Compute in" not in f.fix for f in found.findings)
+    turned = ds.compare(*pair(Masked, "keys", "turned"), inputs).first
+    assert (turned.verified, turned.where.operator) == (True, "aten._softmax")
+    assert "axis is 1 here and 2 in A" in turned.why
