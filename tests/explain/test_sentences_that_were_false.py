@@ -187,7 +187,8 @@ class Masked(nn.Module):
 
 
 def test_the_same_step_with_the_same_settings_is_not_what_a_computes_of_the_same_values():
-    inputs = torch.randn(2, 6, 8, generator=torch.Generator().manual_seed(0)), torch.arange(6) > torch.tensor([[9], [3]])
+    x = torch.randn(2, 6, 8, generator=torch.Generator().manual_seed(0))
+    inputs = x, torch.arange(6) > torch.tensor([[9], [3]])
     found = ds.compare(*pair(Masked, "keys", "queries"), inputs)
     assert found.verdict == "DIFFERENT"
     assert all("of the same values" not in f.why and "Compute in" not in f.fix for f in found.findings)
