@@ -23,8 +23,8 @@ from driftscope.explain.causes.computed import (
 )
 from driftscope.explain.causes.edits.of_reference import exact, roles_exchanged, with_edits_of_a
 from driftscope.explain.causes.edits.trying import PieceTrials
-from driftscope.explain.causes.folds.findings import fold_ends, fold_finding
-from driftscope.explain.causes.folds.sources import FoldSide, chains_of, other_fold
+from driftscope.explain.causes.fold_findings import fold_ends, fold_finding
+from driftscope.explain.causes.folded_sources import FoldSide, chains_of, other_fold
 from driftscope.explain.causes.pieces import cause_of
 from driftscope.explain.causes.rewiring import Reason, where_of
 from driftscope.explain.causes.telling import Telling, ambiguous, cause_step, of_one_kind, optimiser_finding

@@ -19,7 +19,7 @@ import torch
 
 from driftscope.errors import CannotLift, DriftscopeError
 from driftscope.explain.causes.alterations import Alteration, alteration_of
-from driftscope.explain.causes.folds.entries import FoldEntry, ways_in
+from driftscope.explain.causes.fold_spreads import Spread, spreads
 from driftscope.explain.locate.fingerprints import Visited
 from driftscope.explain.locate.rerunning import Reruns
 from driftscope.lift.outline import Chains, tell_steps
@@ -277,10 +277,10 @@ class _Fold:
         base = self._at({**held, constant.name: start})
         if base is None:
             return
-        for entry in ways_in(constant, _rows(self.piece) if weights else self.piece.bias):
+        for spread in spreads(constant, _rows(self.piece) if weights else self.piece.bias):
             value, now, left = start, base, math.inf
             for _ in range(_STEPS):
-                move = self._move(constant.name, value, now, held, entry, weights)
+                move = self._move(constant.name, value, now, held, spread, weights)
                 if move is None or not bool(torch.isfinite(move).all()):
                     break
                 value, after = self._moved(constant.name, value, move, held)
@@ -296,13 +296,7 @@ class _Fold:
                 return
 
     def _move(
-        self,
-        name: str,
-        value: torch.Tensor,
-        now: Map,
-        held: Mapping[str, torch.Tensor],
-        entry: FoldEntry,
-        weights: bool,
+        self, name: str, value: torch.Tensor, now: Map, held: Mapping[str, torch.Tensor], spread: Spread, weights: bool
     ) -> torch.Tensor | None:
         """The least-squares step of a source towards the stored fold, by its slope at this value."""
         by = float(value.abs().max()) * 2.0**-20 or 2.0**-20
@@ -312,12 +306,12 @@ class _Fold:
         parts = [(_rows(beside) - _rows(now), self.wanted[0] - _rows(now))] if weights else []
         if not weights:
             parts.append((beside.bias - now.bias, self.wanted[1] - now.bias))
-        top = sum(entry.gathered(slope * rest) for slope, rest in parts)
-        below = sum(entry.gathered(slope * slope) for slope, _ in parts)
+        top = sum(spread.gathered(slope * rest) for slope, rest in parts)
+        below = sum(spread.gathered(slope * slope) for slope, _ in parts)
         if not isinstance(top, torch.Tensor) or not isinstance(below, torch.Tensor) or not bool((below > 0).any()):
             return None
         step = torch.where(below > 0, by * top / below.clamp(min=1e-300), torch.zeros_like(top))
-        return entry.placed(step, value.shape)
+        return spread.placed(step, value.shape)
 
     def _moved(
         self, name: str, value: torch.Tensor, move: torch.Tensor, held: Mapping[str, torch.Tensor]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from driftscope.explain.causes.folds.sources import OtherFold
+from driftscope.explain.causes.folded_sources import OtherFold
 from driftscope.explain.locate.divergence import Parting, View
 from driftscope.explain.locate.fingerprints import Visited
 from driftscope.explain.locate.operators import family

@@ -10,7 +10,7 @@ from driftscope.lift.steps import Constant
 
 
 @dataclass(frozen=True, slots=True)
-class FoldEntry:
+class Spread:
     """How the numbers of a source enter a weight whose first axis is the result's: one for each index of ``axis``.
 
     ``axis`` is None where each enters one element of its own, in rows or (``turned``) columns, and -1 for one number.
@@ -32,11 +32,11 @@ class FoldEntry:
         return (step.T if self.turned else step).reshape(shape)
 
 
-def ways_in(constant: Constant, rows: torch.Tensor) -> list[FoldEntry]:
+def spreads(constant: Constant, rows: torch.Tensor) -> list[Spread]:
     """The ways in which a source of this size can enter the weight, or the bias."""
     count = constant.value.numel()
     if count == 1:
-        return [FoldEntry(-1)]
+        return [Spread(-1)]
     if count == rows.numel() and rows.ndim > 1:
-        return [FoldEntry(None), FoldEntry(None, turned=True)] if rows.ndim == 2 else [FoldEntry(None)]
-    return [FoldEntry(axis) for axis in range(min(rows.ndim, 2)) if rows.shape[axis] == count]
+        return [Spread(None), Spread(None, turned=True)] if rows.ndim == 2 else [Spread(None)]
+    return [Spread(axis) for axis in range(min(rows.ndim, 2)) if rows.shape[axis] == count]
