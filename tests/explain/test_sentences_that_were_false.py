@@ -195,3 +195,40 @@ def test_the_same_step_with_the_same_settings_is_not_what_a_computes_of_the_same
     turned = ds.compare(*pair(Masked, "keys", "turned"), inputs).first
     assert (turned.verified, turned.where.operator) == (True, "aten._softmax")
     assert "axis is 1 here and 2 in A" in turned.why
+
+
+class Cached(nn.Module):
+    """Attention position by position with a cache of keys, turned by their positions, or all by the first one's."""
+
+    def __init__(self, forgets):
+        super().__init__()
+        self.project, self.last, self.forgets = nn.Linear(8, 24), nn.Linear(8, 3), forgets
+
+    @staticmethod
+    def turned(x, position):
+        angles = torch.as_tensor([position]).float().view(-1, 1) * 1e4 ** (-torch.arange(0, 8, 2) / 8.0)
+        one, other = x.chunk(2, -1)
+        return torch.cat([one * angles.cos() - other * angles.sin(), other * angles.cos() + one * angles.sin()], -1)
+
+    def forward(self, x):
+        keys, values, rows = [], [], []
+        for k in range(len(x)):
+            query, key, value = self.project(x[None, None, k : k + 1]).chunk(3, -1)
+            keys.append(self.turned(key, 0 if self.forgets else k))
+            values.append(value)
+            seen = torch.cat(keys, 2), torch.cat(values, 2)
+            rows.append(functional.scaled_dot_product_attention(self.turned(query, k), *seen))
+        return self.last(torch.cat(rows, 2))
+
+
+def test_angles_that_both_sides_compute_are_in_no_checkpoint():
+    found = ds.compare(*pair(Cached), X).findings
+    assert any("computes other numbers ahead of its inputs" in f.what for f in found)
+    assert all("checkpoint" not in f.fix and "other weights" not in f.what for f in found)
+    a, b = pair(Cached, second=False)
+    torch.manual_seed(1)
+    for layer in (b.project, b.last):
+        layer.reset_parameters()
+    found = ds.compare(a, b, X).first
+    assert "holds other weights" in found.what
+    assert "checkpoint" in found.fix

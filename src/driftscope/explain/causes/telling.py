@@ -125,16 +125,21 @@ class Telling:
     def other_weights(self, others: Sequence[ChangedWeight], strange: int) -> Finding:
         """Say of several tensors what a list of them would hide; so many have nothing in common with A's."""
         first = self.weight(others[0])
-        tensors = len([c for c in self.own if c.value.dtype.is_floating_point and c.value.numel() > 1])
+        # What both sides compute of numbers in their code, as angles of positions, is in no checkpoint.
+        made = all(c.constant.origin is c.partner.origin is Origin.COMPUTED for c in others)
+        own = [c for c in self.own if c.value.dtype.is_floating_point and c.value.numel() > 1]
+        tensors = len([c for c in own if not made or c.origin is Origin.COMPUTED])
+        holds = "computes other numbers ahead of its inputs" if made else "holds other weights"
+        kind, name = "computed tensor" if made else "stored tensor", others[0].constant.name
+        fix = "Give both the same weights: load one checkpoint into both, or set the seed before each is made."
         alike = "have nothing in common with" if strange == len(others) else "are not"
         some = f" ({strange} have nothing in common with them)" if 0 < strange < len(others) else ""
         return replace(
             first,
             code="W004",
-            what=f"B holds other weights: {len(others)} of {counted(tensors, 'stored tensor')} {alike} A's{some}, "
-            f"{others[0].constant.name} first",
+            what=f"B {holds}: {len(others)} of {counted(tensors, kind)} {alike} A's{some}, {name} first",
             why=f"With A's numbers in them the two are the same function{self.at_the_end()}.",
-            fix="Give both the same weights: load one checkpoint into both, or set the seed before each is made.",
+            fix=f"Compute {name} as A does, and what differs with it." if made else fix,
             # It is said of B alone.
             evidence={k: v for k, v in first.evidence.items() if k != OF_A}
             | {"weights": [c.constant.name for c in others]},
