@@ -1,20 +1,81 @@
-"""What is said of a fold that was made of other numbers than the other program holds, whichever of the two folds."""
+"""What is found and said of a fold that was made of other numbers than the other program holds, whichever folds."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 
-from driftscope.explain.causes.folded_sources import OtherFold
+import torch
+
+from driftscope.explain.causes.alterations import Alteration, alteration_of
 from driftscope.explain.locate.divergence import Parting, View
 from driftscope.explain.locate.fingerprints import Visited
 from driftscope.explain.locate.operators import family
+from driftscope.lift.steps import Constant
 from driftscope.records.finding import Finding, Where
 
 # Solved numbers that a record keeps.
 _SHOWN = 8
 # Pairs of steps at which a fold is looked for.
 _MOST_ENDS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class FoldSource:
+    """A tensor that a fold is computed from, and what it would have to be.
+
+    Parameters
+    ----------
+    constant : Constant
+        As its program holds it.
+    value : Tensor
+        What makes the fold the one that the other program stores (float64, in the stored shape).
+    also : tuple of str
+        Further tensors and settings of which each, alone, could do the same.
+    """
+
+    constant: Constant
+    value: torch.Tensor
+    also: tuple[str, ...] = ()
+
+    @property
+    def held(self) -> torch.Tensor:
+        """What its program holds, in float64."""
+        return self.constant.value.to(torch.float64)
+
+    @property
+    def words(self) -> str:
+        """Its name, with those that cannot be told from it."""
+        return f"{self.constant.name} (or {', or '.join(self.also)})" if self.also else self.constant.name
+
+
+@dataclass(frozen=True, slots=True)
+class OtherFold:
+    """Why a fold is not what the other program stores.
+
+    Parameters
+    ----------
+    sources : tuple of FoldSource
+        One, or two that differ together (a norm's weight and its bias).
+    stored : tuple of Constant
+        The other program's folded tensors.
+    exact : mapping of str to Tensor
+        What these hold, not rounded, by their names: the fold of the solved sources.
+    """
+
+    sources: tuple[FoldSource, ...]
+    stored: tuple[Constant, ...]
+    exact: Mapping[str, torch.Tensor]
+
+    def solved(self) -> dict[str, torch.Tensor]:
+        """The solved sources by their names."""
+        return {s.constant.name: s.value for s in self.sources}
+
+    def alteration(self, backwards: bool = False) -> Alteration:
+        """What was done to the first source, or (``backwards``) what makes the other program's of it."""
+        first = self.sources[0]
+        pair = (first.held, first.value)
+        return alteration_of(*(pair[::-1] if backwards else pair), first.constant.value.dtype)
 
 
 def fold_ends(view: View, parting: Parting) -> Iterator[tuple[Visited, Visited]]:

@@ -18,8 +18,7 @@ from dataclasses import dataclass
 import torch
 
 from driftscope.errors import CannotLift, DriftscopeError
-from driftscope.explain.causes.alterations import Alteration, alteration_of
-from driftscope.explain.causes.fold_spreads import Spread, spreads
+from driftscope.explain.causes.fold_findings import FoldSource, OtherFold
 from driftscope.explain.locate.fingerprints import Visited
 from driftscope.explain.locate.rerunning import Reruns
 from driftscope.lift.outline import Chains, tell_steps
@@ -36,64 +35,6 @@ _ULPS = 8.0
 _STEPS, _SHRINKS = 12, 0.5
 # Tensors that are tried of one fold.
 _MOST = 8
-
-
-@dataclass(frozen=True, slots=True)
-class FoldSource:
-    """A tensor that a fold is computed from, and what it would have to be.
-
-    Parameters
-    ----------
-    constant : Constant
-        As its program holds it.
-    value : Tensor
-        What makes the fold the one that the other program stores (float64, in the stored shape).
-    also : tuple of str
-        Further tensors and settings of which each, alone, could do the same.
-    """
-
-    constant: Constant
-    value: torch.Tensor
-    also: tuple[str, ...] = ()
-
-    @property
-    def held(self) -> torch.Tensor:
-        """What its program holds, in float64."""
-        return self.constant.value.to(torch.float64)
-
-    @property
-    def words(self) -> str:
-        """Its name, with those that cannot be told from it."""
-        return f"{self.constant.name} (or {', or '.join(self.also)})" if self.also else self.constant.name
-
-
-@dataclass(frozen=True, slots=True)
-class OtherFold:
-    """Why a fold is not what the other program stores.
-
-    Parameters
-    ----------
-    sources : tuple of FoldSource
-        One, or two that differ together (a norm's weight and its bias).
-    stored : tuple of Constant
-        The other program's folded tensors.
-    exact : mapping of str to Tensor
-        What these hold, not rounded, by their names: the fold of the solved sources.
-    """
-
-    sources: tuple[FoldSource, ...]
-    stored: tuple[Constant, ...]
-    exact: Mapping[str, torch.Tensor]
-
-    def solved(self) -> dict[str, torch.Tensor]:
-        """The solved sources by their names."""
-        return {s.constant.name: s.value for s in self.sources}
-
-    def alteration(self, backwards: bool = False) -> Alteration:
-        """What was done to the first source, or (``backwards``) what makes the other program's of it."""
-        first = self.sources[0]
-        pair = (first.held, first.value)
-        return alteration_of(*(pair[::-1] if backwards else pair), first.constant.value.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,7 +218,7 @@ class _Fold:
         base = self._at({**held, constant.name: start})
         if base is None:
             return
-        for spread in spreads(constant, _rows(self.piece) if weights else self.piece.bias):
+        for spread in _spreads(constant, _rows(self.piece) if weights else self.piece.bias):
             value, now, left = start, base, math.inf
             for _ in range(_STEPS):
                 move = self._move(constant.name, value, now, held, spread, weights)
@@ -296,7 +237,7 @@ class _Fold:
                 return
 
     def _move(
-        self, name: str, value: torch.Tensor, now: Map, held: Mapping[str, torch.Tensor], spread: Spread, weights: bool
+        self, name: str, value: torch.Tensor, now: Map, held: Mapping[str, torch.Tensor], spread: _Spread, weights: bool
     ) -> torch.Tensor | None:
         """The least-squares step of a source towards the stored fold, by its slope at this value."""
         by = float(value.abs().max()) * 2.0**-20 or 2.0**-20
@@ -369,6 +310,39 @@ class _Fold:
                     stored.append(constant)
                     exact[constant.name] = value
         return OtherFold(tuple(sources), tuple(stored), exact) if stored else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Spread:
+    """How the numbers of a source enter a weight whose first axis is the result's: one for each index of ``axis``.
+
+    ``axis`` is None where each enters one element of its own, in rows or (``turned``) columns, and -1 for one number.
+    """
+
+    axis: int | None
+    turned: bool = False
+
+    def gathered(self, terms: torch.Tensor) -> torch.Tensor:
+        """Terms of a weight or a bias added up over what one number of the source enters."""
+        if self.axis is None:
+            return terms
+        if self.axis == -1:
+            return terms.sum().reshape(1)
+        return terms.movedim(self.axis, 0).reshape(terms.shape[self.axis], -1).sum(1)
+
+    def placed(self, step: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+        """One number each, in the source's own shape."""
+        return (step.T if self.turned else step).reshape(shape)
+
+
+def _spreads(constant: Constant, rows: torch.Tensor) -> list[_Spread]:
+    """The ways in which a source of this size can enter the weight, or the bias."""
+    count = constant.value.numel()
+    if count == 1:
+        return [_Spread(-1)]
+    if count == rows.numel() and rows.ndim > 1:
+        return [_Spread(None), _Spread(None, turned=True)] if rows.ndim == 2 else [_Spread(None)]
+    return [_Spread(axis) for axis in range(min(rows.ndim, 2)) if rows.shape[axis] == count]
 
 
 def _as_stored(constant: Constant, have: torch.Tensor, want: torch.Tensor) -> torch.Tensor | None:
