@@ -247,8 +247,7 @@ def factor(parting: Parting, trials: Trials) -> Reason | None:
         value = trials.captured(step.outputs[:1]).get(step.outputs[0])
         if value is not None and value.is_floating_point() and trials.forced({step.outputs[0]: -value}):
             return _wrong_sign(step, step)
-    ends = trials.ends()
-    if ends is not None:
+    if (ends := trials.ends()) is not None:
         mine, wanted = ends
         size = float(torch.linalg.vector_norm(mine))
         ratio = float((mine * wanted).sum()) / size**2 if size else 0.0
@@ -340,7 +339,7 @@ def computed_there(
     step = parting.step
     mine, telling = _both_ways(parting, theirs, trials, _MOST_OF_A)
     one, other = ([(family(s.operator), s.attributes, s.stored) for s in some] for some in (mine or [step], telling))
-    if one == other or ([o[0] for o in one] == [o[0] for o in other] and _kind(step) in MOVES | {"add", "mul"}):
+    if [o[0] for o in one] == [o[0] for o in other] and _kind(step) in MOVES | {"add", "mul"}:
         return None  # of the same values that gives the same: it is given others
     ends = trials.ends() if telling and not len(mine) > 1 < len(telling) else None
     if ends is None or not trials.healed({step.outputs[0]: ends[1]}):
@@ -350,7 +349,8 @@ def computed_there(
     if lacking := [] if why else _unread(parting.piece, theirs, trials):
         why = f"A computes {ways} there, of {joined(lacking)} too, which B does not read"
         named = named if untried is not None else next(iter(mine), named)
-    why = why or f"of the same values A computes {ways}"
+    if not (why := why or ("" if one == other else f"of the same values A computes {ways}")):
+        return None
     fix = f"Compute in {step.name} what A computes there: {ways}."
     return Reason(why, fix, True, named, values={step.outputs[0]: ends[1]})
 
