@@ -240,3 +240,36 @@ def test_positions_that_a_file_expands_over_the_batch_are_looked_up_where_they_a
         return
     assert c.first.code == "W011"
     assert "looks up 8, 0, 1, 2, ... here, and 0, 1, 2, 3, ... in A" in c.first.what
+
+
+class Branches(nn.Module):
+    """Three convolutions with a batch norm each, added: folded, one convolution."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.convolutions = nn.ModuleList(nn.Conv2d(3, 4, 3, bias=False) for _ in range(3))
+        self.norms = nn.ModuleList(nn.BatchNorm2d(4) for _ in range(3))
+        for norm in self.norms:
+            norm.running_mean.normal_()
+            norm.running_var.uniform_(0.5, 1.5)
+
+    def forward(self, x):
+        return torch.relu(sum(norm(part(x)) for part, norm in zip(self.convolutions, self.norms, strict=True)))
+
+    def folded(self):
+        parts = [fuse_conv_bn_eval(part, norm) for part, norm in zip(self.convolutions, self.norms, strict=True)]
+        one = parts[0]
+        with torch.no_grad():
+            one.weight.copy_(sum(part.weight for part in parts))
+            one.bias.copy_(sum(part.bias for part in parts))
+        return nn.Sequential(one, nn.ReLU())
+
+
+def test_the_epsilon_of_the_last_of_three_branches_is_named():
+    right, wrong = Branches().eval(), Branches().eval()
+    wrong.norms[2].eps = 1e-3
+    assert ds.compare(right, right.folded(), IMAGE).verdict == Verdict.ROUNDING
+    first = ds.compare(right, wrong.folded(), IMAGE).first
+    assert "native_batch_norm_2.eps" in first.what
+    assert "it is 0.001 where A has 1e-05" in first.what
