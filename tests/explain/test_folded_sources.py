@@ -242,6 +242,19 @@ def test_positions_that_a_file_expands_over_the_batch_are_looked_up_where_they_a
     assert "looks up 8, 0, 1, 2, ... here, and 0, 1, 2, 3, ... in A" in c.first.what
 
 
+def test_a_changed_weight_is_told_before_folds_that_differ_in_their_last_digits(file: Path):
+    def folded(row: float) -> nn.Sequential:
+        net = _net(lambda net: net[3].weight[2].mul_(row))
+        for k in (0, 3):
+            net[k] = fuse_conv_bn_eval(net[k], net[k + 1])
+            net[k + 1] = nn.Identity()
+        return net
+
+    (digits, *_), (first, *_) = (ds.compare(folded(row), file, IMAGE).findings for row in (1.0, 1.01))
+    assert "3.weight" not in digits.what  # what is folded otherwise comes first in the program
+    assert "3.weight" in first.what
+
+
 class Branches(nn.Module):
     """Three convolutions with a batch norm each, added: folded, one convolution."""
 

@@ -11,7 +11,7 @@ import torch
 
 from driftscope.comparison.thresholds import THRESHOLDS
 from driftscope.errors import CannotLift, DriftscopeError
-from driftscope.explain.causes import missing
+from driftscope.explain.causes import missing, telling
 from driftscope.explain.causes.computed import (
     OtherNumber,
     computed_from,
@@ -160,9 +160,8 @@ class _Case:
             return []
         changed = self._guilty_weights()
         if changed:
-            # In the order in which they run: of several, the first is where a reader starts.
-            order = {} if len(changed) == 1 else {s.name: s.index for s in self.search.follow({})[0].b.steps}
-            changed = sorted(changed, key=lambda c: order.get(c.constant.where.node or "", len(order)))
+            if len(changed) > 1:
+                changed = telling.in_reading_order(changed, self.search.follow({})[0].b.steps)
             known = {c.name for c in self.constants[0]}
             # A fold has a weight and a bias: what it was made of says of both at once what is other.
             if len(changed) > 1 and all(c.partner.name not in known for c in changed):

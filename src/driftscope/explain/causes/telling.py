@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from driftscope.comparison.thresholds import THRESHOLDS
-from driftscope.explain.causes.alterations import exchange_words, shortest, told_apart
+from driftscope.explain.causes.alterations import exchange_words, last_digits_alone, shortest, told_apart
 from driftscope.explain.causes.computed import Lacking, OtherIndices, OtherNumber
 from driftscope.explain.causes.rewiring import Reason, told, where_of
 from driftscope.explain.causes.weights import ChangedWeight
@@ -250,6 +250,21 @@ class Telling:
         if not finite or created is None or created < _TELLING * (whole or 0.0):
             return ""
         return f": given A's inputs, {end or 'its output'} is off by {share(created)}"
+
+
+def in_reading_order(changed: Sequence[ChangedWeight], steps: Sequence[Visited]) -> list[ChangedWeight]:
+    """Changed tensors as a reader takes them: those of which only the last digits differ behind all others.
+
+    Else they stand in the order in which they run. Two folds of the same numbers differ in their last digits.
+    """
+    at = {s.name: s.index for s in steps}
+
+    def place(change: ChangedWeight) -> tuple[bool, int]:
+        held = change.constant.value
+        slight = last_digits_alone(held, change.value, held.dtype)
+        return slight, at.get(change.constant.where.node or "", len(at))
+
+    return sorted(changed, key=place)
 
 
 def cause_step(place: TriedPlace, cause: Reason | None) -> Visited:
