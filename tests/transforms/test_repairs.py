@@ -335,6 +335,23 @@ def test_a_guard_gets_an_edit_whose_derivative_is_finite_on_both_sides(name, wri
     torch.testing.assert_close(mine, torch.stack([torch.func.grad(lambda v: module.f(v).sum())(v) for v in fresh]))
 
 
+@pytest.mark.parametrize(
+    ("condition", "pole", "offered"),
+    [
+        ("v.max() > 1", "v.abs().sqrt()", "torch.where(v.max() > 1, torch.ones_like(v), v).abs().sqrt()"),
+        ("v.min() < -1", "v.abs().sqrt()", "torch.where(v.min() < -1, torch.ones_like(v), v).abs().sqrt()"),
+        ("v.max() > 1", "(v.abs() + 1).sqrt()", "torch.where(v.max() > 1, v * 2, (v.abs() + 1).sqrt())"),
+    ],
+)
+def test_poles_are_looked_for_in_rows_that_take_the_other_branch(written, condition, pole, offered):
+    """The first row takes the branch with the pole, so that what is drawn from it with zeros says nothing."""
+    module = written(f"def f(v):\n    if {condition}:\n        return v * 2\n    return {pole}\n")
+    batch = torch.tensor([[0.3, -0.2, 0.5], [2.0, -3.0, 0.7], [0.4, 0.1, -0.6]], dtype=torch.float64)
+    (finding,) = ds.check_transforms(module.f, batch, transforms=("vmap",)).findings
+    assert finding.verified
+    assert offered in finding.fix
+
+
 def test_an_edit_is_not_verified_where_every_example_decides_alike(written):
     module = written("def f(v):\n    if v.abs().sum() > -1:\n        return v * 2\n    return v * 3\n")
     finding = found(module)

@@ -30,6 +30,12 @@ _SECONDS = 5.0
 Row = tuple[Any, ...]
 Change = Callable[[torch.Tensor], torch.Tensor]
 
+
+def _beside_zeros(t: torch.Tensor) -> torch.Tensor:
+    """Return a row with every second number zero."""
+    return torch.where(torch.arange(t.numel(), device=t.device).reshape(t.shape) % 2 == 0, t, torch.zeros_like(t))
+
+
 _CHANGES: tuple[Change, ...] = (
     torch.zeros_like,
     torch.neg,
@@ -41,7 +47,10 @@ _CHANGES: tuple[Change, ...] = (
     torch.sign,  # and where its logarithms and quotients have a pole
     torch.ones_like,
     lambda t: -torch.ones_like(t),
-    lambda t: torch.where(torch.arange(t.numel(), device=t.device).reshape(t.shape) % 2 == 0, t, torch.zeros_like(t)),
+    _beside_zeros,
+    # A pole of the branch that is not taken is seen in rows that take the other: large ones of either sign.
+    lambda t: _beside_zeros(t.abs() * 4),
+    lambda t: _beside_zeros(-t.abs() * 4),
 )
 
 
