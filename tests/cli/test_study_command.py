@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -118,6 +119,17 @@ def test_what_cannot_be_is_one_sentence_and_exit_code_2(run, here, arguments, wo
     assert said.exit_code == 2, said.output
     assert words in said.stderr
     assert "Traceback" not in said.output
+
+
+@pytest.mark.parametrize(
+    ("store", "told"), [("runs", "reduction-0001"), ("my runs", "reduction-0001 --store 'my runs'")]
+)
+def test_the_command_that_is_told_for_the_rows_finds_them(run, here, store, told):
+    said = run("study", "reduction", *SMALL, "--store", store)
+    last = said.stdout.splitlines()[-1]
+    assert last == f"rows: driftscope runs show {told}   (-o rows.csv, page.html, picture.png)"
+    words = shlex.split(last.removeprefix("rows: driftscope ").partition("   ")[0])
+    assert run(*words).stdout == said.stdout
 
 
 def test_a_folder_that_is_not_there_holds_no_runs_yet(run, here):

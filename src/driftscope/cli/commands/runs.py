@@ -87,7 +87,7 @@ def show(run: str, *, journey: Journey, store: str, as_json: bool, outputs: Sequ
     if as_json:
         say(json.dumps(study.to_dict(), indent=2))
         return
-    say(answer(study.record, journey))
+    say(answer(study, journey))
     for path in () if journey.quiet else outputs:
         click.echo(f"Wrote {path}", err=True)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from driftscope.cli.answers import text_of
+from driftscope.cli.answers import screen, text_of
 from driftscope.cli.surroundings import Journey, say
 from driftscope.cli.surroundings import command as make_command
 from driftscope.cli.unanswered import unanswered
@@ -127,14 +127,19 @@ def show(study: Any, journey: Journey, *, as_json: bool, outputs: Sequence[str])
     if as_json:
         say(json.dumps(study.to_dict(), indent=2))
         return
-    say(answer(study.record, journey))
+    say(answer(study, journey))
     for path in () if journey.quiet else outputs:
         click.echo(f"Wrote {path}", err=True)
 
 
-def answer(record: Any, journey: Journey) -> str:
+def answer(study: Any, journey: Journey) -> str:
     """Write a study for the terminal; its first conclusion alone when it should be quiet."""
-    return text_of(record, quiet=journey.quiet)
+    if journey.quiet or study.folder is None:
+        return text_of(study.record, quiet=journey.quiet)
+    from driftscope.report.sheets.study import render
+
+    width, color = screen()
+    return render(study.record, width=width, color=color, store=str(study.folder.parent))
 
 
 def write(study: Any, path: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -13,6 +14,7 @@ from driftscope.records.environment import made_elsewhere
 from driftscope.records.finding import Finding, Where
 from driftscope.records.kinds.study import StudyRecord, columns_of
 from driftscope.records.runs.rows import OK
+from driftscope.records.runs.store import RUNS_FOLDER
 from driftscope.report import wording
 from driftscope.report.sheet import Cell, Mark, Picture, Points, Section, Sheet, Table
 from driftscope.report.terminal.lines import MIN_WIDTH, Lines, wrap
@@ -73,8 +75,8 @@ def tone_of(record: StudyRecord) -> str:
     return "unsure" if record.missing or not record.rows else "fair" if record.failures else "good"
 
 
-def render(record: StudyRecord, *, width: int = 100, color: bool = False) -> str:
-    """Write a study for a terminal: the headline, the conclusion, where the rows are."""
+def render(record: StudyRecord, *, width: int = 100, color: bool = False, store: str = RUNS_FOLDER) -> str:
+    """Write a study for a terminal: the headline, the conclusion, how to see the rows that are kept in ``store``."""
     page = Lines(max(width, MIN_WIDTH), color)
     rows = f"{wording.counted(len(record.rows), 'row')} of {_extent(record)}"
     page.add(Text.assemble((f"{headline_of(record)}: ", _STYLES[tone_of(record)]), f"study {record.name}, {rows}"))
@@ -95,7 +97,8 @@ def render(record: StudyRecord, *, width: int = 100, color: bool = False) -> str
     if elsewhere:
         page.add(Text(elsewhere, "dim"))
     if record.run:
-        page.add(Text(f"rows: driftscope runs show {record.run}   (-o rows.csv, page.html, picture.png)", "dim"))
+        show = ["driftscope", "runs", "show", record.run, *(["--store", store] if store != RUNS_FOLDER else [])]
+        page.add(Text(f"rows: {shlex.join(show)}   (-o rows.csv, page.html, picture.png)", "dim"))
     return "\n".join(page.lines)
 
 
