@@ -96,3 +96,27 @@ def test_of_several_lambdas_of_a_line_the_right_one_is_quoted(function, expressi
     report = ds.check_transforms(function, torch.randn(5, 4, dtype=torch.float64), transforms=("jacrev",))
     (finding,) = report.findings
     assert f"`{expression}`" in finding.what
+
+
+@pytest.mark.parametrize("transform", ["jacrev", "jacfwd", "hessian"])
+def test_complex_numbers_are_refused_as_such_and_not_for_an_operation(transform) -> None:
+    def energy(z):
+        return (z * z).real.sum()
+
+    def of_pairs(pairs):
+        return energy(torch.view_as_complex(pairs))
+
+    z = torch.randn(3, 4, dtype=torch.complex64)
+    report = ds.check_transforms(energy, z, transforms=(transform,))
+    assert report.findings[0].why.endswith("takes real arguments alone, and one is complex.")
+    assert "torch.view_as_real(z)" in report.findings[0].fix
+    followed = ds.check_transforms(of_pairs, torch.view_as_real(z), transforms=(transform,))
+    assert followed.outcomes[transform] in ("same", "rounding")
+
+
+def test_an_operation_without_a_rule_is_still_said_to_have_none() -> None:
+    def sparse(x):
+        return x.to_sparse().to_dense()
+
+    report = ds.check_transforms(sparse, torch.randn(3, 4), transforms=("vmap",))
+    assert "has no rule for vmap" in report.findings[0].why

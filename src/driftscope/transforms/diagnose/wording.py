@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from types import FunctionType
 from typing import Any
 
@@ -26,7 +27,9 @@ def finding_of(suspect: Suspicion, examination: Examination, proposal: Proposal 
     cause = CAUSES[suspect.cause]
     place = suspect.place
     names = _names(suspect)
-    fix = _drawing_fix(suspect, examination) or _argument_fix(suspect) or cause.fix.format(**names)
+    real = _only_real(suspect)
+    why, fix = real or (cause.why.format(**names), cause.fix.format(**names))
+    fix = _drawing_fix(suspect, examination) or _argument_fix(suspect) or fix
     if proposal is not None:
         fix = proposal.fix if proposal.verified is not False else _withdrawn(suspect, fix)
     evidence: dict[str, Any] = dict(suspect.evidence)
@@ -44,7 +47,7 @@ def finding_of(suspect: Suspicion, examination: Examination, proposal: Proposal 
     return TransformFinding(
         code=suspect.cause,
         what=_what(suspect),
-        why=_sentence(cause.why.format(**names)),
+        why=_sentence(why),
         fix=fix,
         where=_where(suspect, examination),
         evidence=evidence,
@@ -69,6 +72,15 @@ def _argument_fix(suspect: Suspicion) -> str:
     if suspect.cause != "T002" or "argument" not in suspect.evidence:
         return ""
     return f"change a copy of `{suspect.subject_name}` and return it, or use chunk_size=1, which is the loop"
+
+
+def _only_real(suspect: Suspicion) -> tuple[str, str] | None:
+    """Return reason and advice where torch.func refuses complex arguments as such, and not some operation on them."""
+    found = re.match(r"(\w+): Expected all inputs to be real", str(suspect.error or ""))
+    if found is None:
+        return None
+    fix = "pass torch.view_as_real(z), and begin the function with torch.view_as_complex"
+    return f"torch's {found[1]} takes real arguments alone, and one is complex.", fix
 
 
 def _drawing_fix(suspect: Suspicion, examination: Examination) -> str:
