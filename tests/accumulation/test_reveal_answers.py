@@ -152,3 +152,10 @@ def test_a_result_that_is_rounded_further_is_no_sum_in_any_order(dtype, kernel, 
     plain = ds.reveal(lambda x: x.sum(-1), n, dtype=dtype)
     x = torch.randn(50, n, dtype=getattr(torch, dtype))
     assert np.array_equal(plain.replay(x), x.sum(-1).numpy())
+
+
+def test_a_sum_whose_terms_overflow_on_the_way_is_refused_with_what_was_seen() -> None:
+    """What float16 makes of large terms that cancel is no fraction; in float64 they cancel."""
+    with pytest.raises(ds.DriftscopeError, match=r"a count of terms came out as no whole number \(nan\)"):
+        ds.reveal(lambda x: x.half().sum(1).float(), 13)
+    assert ds.reveal(lambda x: x.double().sum(1).float(), 13).verified

@@ -212,7 +212,7 @@ class Prober:
         rounded = max(0.07, 0.5 * step) + 1.6 * counted * form.unit_roundoff
         slack = 0.0 if self.gain == 1 else np.minimum(rounded, 0.5)
         if not (np.isfinite(left).all() and (np.abs(left - counted) <= slack).all()):
-            raise not_additive(self.kernel.name, "a count of terms came out as a fraction", left)
+            raise not_additive(self.kernel.name, "a count of terms came out as no whole number", left)
         if counted.min(initial=0) < 0 or counted.max(initial=0) > total:
             raise not_additive(self.kernel.name, f"of {total} terms, more or fewer than possible were counted", left)
         return total - counted.astype(np.int64)
