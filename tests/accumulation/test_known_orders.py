@@ -150,7 +150,7 @@ def test_a_kernel_that_changes_its_input_is_refused_also_where_its_order_is_know
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_a_budget_is_kept_and_said(dtype):
     assert ds.reveal("numpy.sum", 1000, dtype=dtype, max_calls=4).calls <= 4
-    with pytest.raises(ds.DriftscopeError, match=r"not found within 1 calls \(.* s\)"):
+    with pytest.raises(ds.DriftscopeError, match=r"not found within 1 call \(.* s\)"):
         ds.reveal("numpy.sum", 1000, dtype=dtype, max_calls=1)
     for wrong in ({"max_calls": "a"}, {"max_seconds": -1}, {"threads": 2000}):
         with pytest.raises(ds.InputError):

@@ -52,12 +52,12 @@ class Meter:
         if self.max_calls is not None and self.calls >= self.max_calls:
             raise BudgetSpentError(
                 f"the order was not found within {counted(self.max_calls, 'call')} ({self.seconds:.2g} s);"
-                " allow more with max_calls="
+                " allow more with max_calls= (--max-calls)"
             )
         if self.max_seconds is not None and self.seconds >= self.max_seconds:
             raise BudgetSpentError(
                 f"the order was not found within {self.max_seconds:g} s ({counted(self.calls, 'call')});"
-                " allow more with max_seconds="
+                " allow more with max_seconds= (--max-seconds)"
             )
         self.calls += 1
         self.rows += rows
