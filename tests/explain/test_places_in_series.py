@@ -75,3 +75,28 @@ def test_one_change_is_one_finding() -> None:
     for given in ({"rate": 0.75}, {"mixed": 0.27}, {"epsilon": 1e-2}, {"shrink": 0.18}):
         assert len(_causes(Apart(**given), Fused())) == 1
         assert len(_causes(Fused(**given), Apart())) == 1
+
+
+def _by_hand(layer: nn.Conv2d, left: int, more: bool = False):
+    """A convolution that pads and adds its bias in steps of their own."""
+
+    def run(x):
+        padded = F.pad(x, (left, 2 - left, 1, 1))
+        made = F.conv2d(padded, layer.weight).permute(0, 2, 3, 1) + layer.bias
+        return (made + layer.bias if more else made).permute(0, 3, 1, 2)
+
+    return run
+
+
+def test_a_step_that_does_what_a_fused_one_does_there_is_not_one_too_many():
+    torch.manual_seed(0)
+    layer = nn.Conv2d(3, 4, 3, padding=1).eval()
+    x = torch.randn(2, 3, 6, 6)
+    assert ds.compare(layer, _by_hand(layer, 1), (x,)).verdict in (Verdict.IDENTICAL, Verdict.ROUNDING)
+    shifted = ds.compare(layer, _by_hand(layer, 2), (x,))
+    assert shifted.verdict == Verdict.DIFFERENT
+    (found,) = [f for f in shifted.findings if f.code == "N001"]
+    assert "constant_pad_nd" in str(found.where)
+    assert "A has no such step" not in found.why
+    twice = ds.compare(layer, _by_hand(layer, 1, more=True), (x,))
+    assert "A has no such step: without add_1" in twice.first.why

@@ -12,13 +12,14 @@ import difflib
 import itertools
 import math
 import operator
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 from driftscope.explain.locate.fingerprints import Sketch, Trail, ValueIndex, Visited
 from driftscope.explain.locate.operators import MOVES, family
+from driftscope.explain.locate.rerunning import Reruns
 
 # Share of names that may be contradicted by values, and that must be common, for names to be believed.
 _CONTRADICTED = 0.2
@@ -346,6 +347,8 @@ def _increasing(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 
 # Axes whose orders are tried, and elements up to which they are.
 _MOST_AXES, _MOST_ELEMENTS = 4, 1 << 22
+# Relative difference of two values of equal sketches that are laid out alike.
+_SAME = 1e-8
 
 
 def orders(theirs: torch.Tensor, mine: torch.Tensor) -> Iterator[torch.Tensor]:
@@ -360,3 +363,24 @@ def gap(own: torch.Tensor, value: torch.Tensor) -> float:
     if own.numel() != value.numel():
         return math.inf
     return float(torch.nan_to_num(own.reshape(-1) - value.reshape(-1).to(own), posinf=0.0, neginf=0.0).abs().sum())
+
+
+def order_of_axes(
+    pairs: Iterable[tuple[Visited, Visited]], shapes: tuple[tuple[int, ...], ...], runs: tuple[Reruns, Reruns]
+) -> int | None:
+    """Which order of A's axes B has in a pair of equal values of two shapes; None where there is no such pair."""
+    for other, step in pairs:
+        one, two = step.sketches[:1], other.sketches[:1]
+        if (other.shapes[:1], step.shapes[:1]) != ((shapes[0],), (shapes[1],)) or one[0] is None or two[0] is None:
+            continue
+        if one[0].plain or not one[0].agrees(two[0]) or one[0].same(two[0]):
+            continue
+        theirs, mine = (
+            run.values(s.outputs[:1], {}).get(s.outputs[0]) for run, s in zip(runs, (other, step), strict=True)
+        )
+        if mine is None or theirs is None:
+            continue
+        size = float(mine.abs().max())
+        close = (float((mine - moved.to(mine)).abs().max()) <= _SAME * size for moved in orders(theirs, mine))
+        return next((n for n, equal in enumerate(close) if equal), None)
+    return None

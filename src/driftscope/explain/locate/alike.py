@@ -1,9 +1,12 @@
-"""Which other steps of a program stand as one step stands: a change in one layer is often made in every layer."""
+"""Pieces beside a piece: those of other layers that stand as it stands, and the longer one that it is the head of."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+
 from driftscope.explain.locate.divergence import Parting, View
-from driftscope.explain.locate.fingerprints import Visited
+from driftscope.explain.locate.fingerprints import Visited, steps_to
 
 
 def alike_steps(view: View, parting: Parting) -> list[tuple[Visited, Visited]]:
@@ -38,3 +41,25 @@ def alike_steps(view: View, parting: Parting) -> list[tuple[Visited, Visited]]:
         if other.operator == operator and [s.operator for s in before] == kinds:
             found.append((step, other))
     return found
+
+
+def reaching(view: View, parting: Parting, step: Visited, other: Visited) -> Parting | None:
+    """The piece of a parting, up to a later pair of steps that is computed from it; None where it is not.
+
+    Parameters
+    ----------
+    view : View
+    parting : Parting
+    step, other : Visited
+        Of B and of A.
+    """
+    makers = view.makers_b()
+    members = {} if parting.step.index > step.index else steps_to(step, makers, view.in_a.holds, len(makers))
+    if parting.step.index not in members:
+        return None
+    return replace(parting, step=step, counterpart=other, piece=in_order(members), paired=True)
+
+
+def in_order(members: Mapping[int, Visited]) -> tuple[Visited, ...]:
+    """Steps by their index, in the order in which they run."""
+    return tuple(members[k] for k in sorted(members))

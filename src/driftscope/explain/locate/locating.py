@@ -16,8 +16,8 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from driftscope.errors import CannotLift, DriftscopeError
-from driftscope.explain.locate.alignment import align, gap, orders
-from driftscope.explain.locate.alike import alike_steps
+from driftscope.explain.locate.alignment import align, gap, order_of_axes, orders
+from driftscope.explain.locate.alike import alike_steps, in_order, reaching
 from driftscope.explain.locate.divergence import Parting, View, find_partings, turned
 from driftscope.explain.locate.fingerprints import Sketch, Trail, Visited, reached_from, sketch, steps_to
 from driftscope.explain.locate.rerunning import Reruns, Values
@@ -29,8 +29,6 @@ _MOST_RUNS = 16
 
 # How much nearer another order of the axes must be.
 _MUCH_NEARER = 0.7
-# Relative difference of two values of equal sketches that are laid out alike.
-_SAME = 1e-8
 
 # Whether outputs of B are those of A.
 Agrees = Callable[[Sequence[LiftedOutput]], bool]
@@ -165,6 +163,7 @@ class Search:
                 forced_by.append(each.values)
                 force |= each.values
         if healed:
+            self._as_one(found, forced_by)
             found = self._needed(found, forced_by)
         return found or ([TriedPlace(fallback)] if fallback is not None else [])
 
@@ -189,7 +188,7 @@ class Search:
                 yield Parting(step, other, piece=(step,), paired=True)
             elif view.in_b.holds_in_order(meant):
                 members = steps_to(step, made_b, meant.same, len(made_b))
-                yield Parting(step, other, piece=_in_order(members), paired=True)
+                yield Parting(step, other, piece=in_order(members), paired=True)
 
     def _ended(self, view: View, parting: Parting) -> Parting:
         """The piece up to a result that is known to be wrong, where a parting leads to one; else itself."""
@@ -198,12 +197,28 @@ class Search:
         made_a, made_b = view.makers_a(), view.makers_b()
         for theirs, mine in zip(self._ends_a, self._ends_b, strict=False):
             other, step = made_a.get(theirs), made_b.get(mine)
-            if other is None or step is None or parting.step.index > step.index:
+            if other is None or step is None or step.shapes[:1] != other.shapes[:1]:
                 continue
-            members = steps_to(step, made_b, view.in_a.holds, len(made_b))
-            if parting.step.index in members and step.shapes[:1] == other.shapes[:1]:
-                return replace(parting, step=step, counterpart=other, piece=_in_order(members), paired=True)
+            if whole := reaching(view, parting, step, other):
+                return whole
         return parting
+
+    def _as_one(self, places: list[TriedPlace], forced_by: list[Values]) -> None:
+        """Join each two places that end where one step of A does: what that step does is done in several steps of B.
+
+        A convolution adds its bias. Where B adds it in a step of its own, A's value behind B's product makes that step
+        look like one too many.
+        """
+        for k in reversed(range(1, len(places))):
+            one, two = places[k - 1], places[k]
+            theirs, whole = two.parting.counterpart, None
+            if self.view is not None and theirs is not None and one.parting.counterpart == theirs:
+                whole = reaching(self.view, one.parting, two.parting.step, theirs)
+            outcome = None if whole is None else self._try(whole, one.force)
+            rest = [v for n, v in enumerate(forced_by) if n not in (k - 1, k)]
+            if whole is not None and outcome is not None and self.heals(_all_of([*rest, outcome.values])):
+                places[k - 1 : k + 1] = [replace(two, parting=whole, created=outcome.created, force=one.force)]
+                forced_by[k - 1 : k + 1] = [outcome.values]
 
     def _needed(self, places: list[TriedPlace], forced_by: list[Values]) -> list[TriedPlace]:
         """The places without which the outputs are not A's: the others only pass on what an earlier one creates.
@@ -216,7 +231,7 @@ class Search:
             rest = [forced_by[n] for n in kept if n != k and behind.isdisjoint(forced_by[n])]
             with contextlib.suppress(CannotLift):
                 self.runs += 1
-                if self.agrees(self.runs_b.outputs({name: v for values in rest for name, v in values.items()})):
+                if self.agrees(self.runs_b.outputs(_all_of(rest))):
                     kept.remove(k)
         return [places[k] for k in kept]
 
@@ -319,27 +334,12 @@ class Search:
         """Which order of A's axes B has in a pair of equal values with these shapes; None where there is no pair."""
         key = (tuple(theirs.shape), tuple(mine.shape))
         if key not in self._layouts:
-            self._layouts[key] = self._look_up_order(*key)
+            view = self.view
+            pairs = (
+                () if view is None else ((view.a.steps[i], view.b.steps[k]) for k, i in view.alignment.partner.items())
+            )
+            self._layouts[key] = order_of_axes(pairs, key, (self.runs_a, self.runs_b))
         return self._layouts[key]
-
-    def _look_up_order(self, shape: tuple[int, ...], own: tuple[int, ...]) -> int | None:
-        if self.view is None:
-            return None
-        for k, i in self.view.alignment.partner.items():
-            other, step = self.view.a.steps[i], self.view.b.steps[k]
-            if other.shapes[:1] != (shape,) or step.shapes[:1] != (own,):
-                continue
-            one, two = step.sketches[0], other.sketches[0]
-            if one is None or two is None or one.plain or not one.agrees(two) or one.same(two):
-                continue
-            mine = self.runs_b.values(step.outputs[:1], {}).get(step.outputs[0])
-            theirs = self.runs_a.values(other.outputs[:1], {}).get(other.outputs[0])
-            if mine is None or theirs is None:
-                continue
-            size = float(mine.abs().max())
-            close = (float((mine - moved.to(mine)).abs().max()) <= _SAME * size for moved in orders(theirs, mine))
-            return next((n for n, equal in enumerate(close) if equal), None)
-        return None
 
     def piece_heals(
         self, place: TriedPlace, replace: Mapping[str, torch.Tensor], force: Mapping[str, torch.Tensor],
@@ -375,8 +375,8 @@ class Search:
         return not one or self.heals({**place.force, **force}, replace, graph)
 
 
-def _in_order(members: Mapping[int, Visited]) -> tuple[Visited, ...]:
-    return tuple(members[k] for k in sorted(members))
+def _all_of(forced: Sequence[Values]) -> dict[str, torch.Tensor]:
+    return {name: value for values in forced for name, value in values.items()}
 
 
 def _forget(view: View, parting: Parting) -> bool:
