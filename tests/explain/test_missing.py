@@ -173,3 +173,31 @@ def test_rows_that_are_masked_as_a_whole_are_named():
         wrong = ds.compare(Padded(True), Padded(False, 0.26), (X, kept), isolate=False)
         assert wrong.verdict == "DIFFERENT"
         assert all("masked as a whole" not in (f.why or "") for f in wrong.findings)
+
+
+class Mixture(nn.Module):
+    """Experts of which each row takes the likeliest few, one expert after another."""
+
+    def __init__(self, taken):
+        super().__init__()
+        self.router, self.taken = nn.Linear(16, 4, bias=False), taken
+        self.up, self.down = nn.Parameter(torch.randn(4, 16, 32) * 0.2), nn.Parameter(torch.randn(4, 32, 16) * 0.2)
+
+    def forward(self, x):
+        weights, which = self.router(x).softmax(-1).topk(self.taken, -1)
+        weights = weights / weights.sum(-1, keepdim=True)
+        sums = torch.zeros_like(x)
+        for e in range(4):
+            share = (weights * (which == e)).sum(-1, keepdim=True)
+            sums = sums + share * (functional.gelu(x @ self.up[e]) @ self.down[e])
+        return sums
+
+
+def test_of_steps_of_the_same_names_the_first_other_setting_is_said_and_not_that_each_computes_itself():
+    a = _made(Mixture(2))
+    assert ds.compare(a, _made(Mixture(2)), (X,), isolate=False).verdict == "IDENTICAL"
+    more = ds.compare(a, _made(Mixture(3)), (X,), isolate=False)
+    assert "topk" in str(more.first.where)
+    assert "k is 3 here and 2 in A" in more.first.why
+    assert more.first.verified is not True
+    assert not any("where B computes" in f.why for f in more.findings)

@@ -18,7 +18,7 @@ from driftscope.explain.causes.rewiring import Reason, Trials
 from driftscope.explain.locate.divergence import Parting, View
 from driftscope.explain.locate.fingerprints import Trail, Visited
 from driftscope.explain.locate.operators import MOVES, family
-from driftscope.lift.steps import Constant
+from driftscope.lift.steps import Constant, plain_name
 
 # Differences up to which another piece passes for the same one.
 _MOST_DIFFERENCES = 2
@@ -252,6 +252,19 @@ def attribute_cause(
     return Reason(words, fix, verified, later)
 
 
+def other_setting(mine: Sequence[Visited], theirs: Sequence[Visited]) -> Reason | None:
+    """Say which step is the first that does not have the settings of the step that stands there in A; not tried.
+
+    None where the two are not the same operators in the same order: then it is not known which stands for which.
+    """
+    if [family(s.operator) for s in mine] != [family(s.operator) for s in theirs]:
+        return None
+    for step, other in zip(mine, theirs, strict=True):
+        if changed := changed_attributes(step, other):
+            return attribute_cause(step, changed, None, step)
+    return None
+
+
 def own_name(step: Visited, name: str) -> str:
     """What a step itself calls an attribute of ONNX's name."""
     known = (*step.attributes, *defaults(step.operator))
@@ -318,3 +331,9 @@ def _plain(value: object) -> str:
     if isinstance(value, int) and value == _TO_THE_END:
         return "the last"
     return f"{value:g}" if isinstance(value, float) else repr(value) if isinstance(value, str) else str(value)
+
+
+def function_of(step: Visited) -> str:
+    """What a step computes, by ONNX's name where it has one."""
+    name, by = plain_name(step.operator), "tanh" if step.attributes.get("approximate") == "tanh" else "erf"
+    return {"swish": "silu", "gelu": f"gelu by {by}", "fastgelu": "gelu by tanh"}.get(name, name)

@@ -12,14 +12,14 @@ from functools import partial
 import torch
 from torch.nn import functional
 
-from driftscope.explain.causes.counterparts import read_as_often
+from driftscope.explain.causes.counterparts import function_of, other_setting, read_as_often
 from driftscope.explain.causes.misplaced import read_otherwise
 from driftscope.explain.causes.rewiring import Reason, Trials, idle
 from driftscope.explain.locate.divergence import Parting
 from driftscope.explain.locate.fingerprints import Sketch, Visited, boundary, steps_to
 from driftscope.explain.locate.operators import MOVES, TURNS, family
 from driftscope.lift.noise.injector import MASKING
-from driftscope.lift.steps import Constant, plain_name
+from driftscope.lift.steps import Constant
 from driftscope.records.user_code import written
 from driftscope.records.words import joined
 
@@ -291,8 +291,8 @@ def mask(parting: Parting, trials: Trials) -> Reason | None:
 def stand_in(parting: Parting, trials: Trials) -> Reason | None:
     """Another function of the same value in the place of a step."""
     steps = [s for s in parting.piece if len([t for t in s.taken if t is not None]) == 1 and not s.stored]
-    for step in [s for s in steps if _kind(s) in _FUNCTIONS][:_MOST_STEPS]:
-        kind = _kind(step)
+    for step in [s for s in steps if function_of(s) in _FUNCTIONS][:_MOST_STEPS]:
+        kind = function_of(step)
         given = trials.captured(step.inputs[:1]).get(step.inputs[0])
         names = dict.fromkeys(name for group in _LIKE if kind in group for name in group if name != kind)
         # At the end of the piece A's value is known: of zeros, other functions lead to the same outputs.
@@ -339,7 +339,7 @@ def computed_there(
     step = parting.step
     mine, telling = _both_ways(parting, theirs, trials, _MOST_OF_A)
     one, other = ([(family(s.operator), s.attributes, s.stored) for s in some] for some in (mine or [step], telling))
-    if [o[0] for o in one] == [o[0] for o in other] and _kind(step) in MOVES | {"add", "mul"}:
+    if [o[0] for o in one] == [o[0] for o in other] and function_of(step) in MOVES | {"add", "mul"}:
         return None  # of the same values that gives the same: it is given others
     ends = trials.ends() if telling and not len(mine) > 1 < len(telling) else None
     if ends is None or not trials.healed({step.outputs[0]: ends[1]}):
@@ -370,15 +370,18 @@ def _unread(piece: Sequence[Visited], theirs: Sequence[Visited], trials: Trials)
     return [name for name in read_otherwise(piece, theirs, trials.makers)[1] if not is_shown(name)]
 
 
-def whole_piece(parting: Parting, theirs: Sequence[Visited], trials: Trials) -> Reason | None:
+def whole_piece(parting: Parting, theirs: Sequence[Visited], trials: Trials, untried: Reason | None) -> Reason | None:
     """Several steps of A in the place of several of B, where A's value at their end mended B.
 
-    Which of them is wrong is not seen: it is what is left to say where nothing smaller was found.
+    Which of them is wrong is not seen: it is what is left to say where nothing smaller was found. Of steps of the same
+    names that says nothing; there it is what is known without a trial, or the first setting that is another one.
     """
     mine, telling = _both_ways(parting, theirs, trials, _MOST_OF_BOTH)
     if not (trials.tried and len(mine) > 1 < len(telling)) or trials.ends() is None:
         return None
     ways, own = way_words(telling[0], telling[-1]), way_words(mine[0], mine[-1])
+    if ways == own:
+        return untried or other_setting(mine, telling)
     why, fix = f"A computes {ways} where B computes {own}", f"Compute {ways} of A in the place of {own}."
     return Reason(why, fix, True, parting.first or mine[0], whole=True)
 
@@ -393,8 +396,3 @@ def _both_ways(
     mine = [s for s in parting.piece if family(s.operator) not in MOVES and not idle(s)]
     fits = max(len(mine), len(telling)) <= most and trials.held({n for s in steps for n in s.stored})
     return mine, telling if fits else []
-
-
-def _kind(step: Visited) -> str:
-    name, by = plain_name(step.operator), "tanh" if step.attributes.get("approximate") == "tanh" else "erf"
-    return {"swish": "silu", "gelu": f"gelu by {by}", "fastgelu": "gelu by tanh"}.get(name, name)
