@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
@@ -114,6 +115,18 @@ def test_a_terminal_without_unicode_still_gets_an_answer(tmp_path: Path) -> None
     code = f"from driftscope.cli import main; main(['report', {str(record)!r}])"
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, check=True)
     assert done.stdout.startswith(b"DIFFERENT: ")
+
+
+@pytest.mark.parametrize(
+    ("encoding", "shown"), [("ascii", "v right, . neither, 1-2, ?"), ("utf-8", "✓ right, · neither, 1–2, 漂")]
+)
+def test_signs_stay_apart_where_the_terminal_lacks_them(
+    encoding: str, shown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    monkeypatch.setattr(sys, "stdout", written)
+    surroundings.say("✓ right, · neither, 1–2, 漂")
+    assert written.buffer.getvalue().decode(encoding).strip() == shown  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(

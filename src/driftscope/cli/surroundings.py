@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import functools
 import os
@@ -200,6 +201,22 @@ def _complain(sentence: str, debug: bool) -> None:
     click.echo(f"Error: {one_line(sentence)}", err=True)
 
 
+_PLAINLY = "driftscope.plainly"
+# What stands for signs on a terminal without Unicode: two signs of one table must not become one question mark.
+_PLAIN = {"✓": "v", "✗": "x", "·": ".", "–": "-", "…": "...", "∞": "inf", "×": "x", "→": "->"}
+
+
+def _plainly(error: UnicodeError) -> tuple[str, int]:
+    """Give plain signs for those that an encoding lacks, and question marks rather than no answer."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    lacking = error.object[error.start : error.end]
+    return "".join(_PLAIN.get(sign, "?") for sign in lacking), error.end
+
+
+codecs.register_error(_PLAINLY, _plainly)
+
+
 def say(text: str) -> None:
     """Write the answer to stdout.
 
@@ -207,8 +224,7 @@ def say(text: str) -> None:
     """
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     try:
-        # A terminal without Unicode gets question marks rather than no answer.
-        click.echo(text.encode(encoding, "replace").decode(encoding))
+        click.echo(text.encode(encoding, _PLAINLY).decode(encoding))
         sys.stdout.flush()
     except BrokenPipeError:
         # The interpreter flushes stdout once more when it ends; let it flush into nothing.
