@@ -34,8 +34,8 @@ _COARSEST = 127.0
 _CUT_OFF, _SIGNIFICANT, _COUNTED = 4, 12, 1024
 # Digits that tell any two numbers of float64 apart.
 _EVERY = 17
-# Units in the last place that two folds of one tensor may be apart: root, division, product and sum are rounded.
-_LAST = 8.0
+#: Units in the last place that a fold in its own format may be off: root, division, product and sum are rounded.
+FOLD_ULPS = 8.0
 # Elements up to which an order is looked into.
 _SMALL = 1 << 24
 
@@ -363,9 +363,3 @@ def _apart(one: str, other: str) -> tuple[str, str]:
 def _tails(*names: tuple[str, str]) -> str:
     tails = dict.fromkeys(one[len(_apart(one, other)[0]) + 1 :] for one, other in names)
     return listed(list(tails), len(tails))
-
-
-def last_digits_alone(now: torch.Tensor, before: torch.Tensor, fmt: torch.dtype) -> bool:
-    """Whether two tensors of a format are apart by no more than what their roundings on the way make, everywhere."""
-    own = now.to(torch.float64)
-    return fmt.is_floating_point and bool(((own - before).abs() <= _LAST * ulp(before, fmt)).all())

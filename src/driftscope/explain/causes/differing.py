@@ -322,7 +322,7 @@ class _Case:
             return self._weight_finding(cause.changed, place)
         if cause is None or not cause.verified:
             number = self._other_number()
-            cause = missing.whole_piece(parting, theirs, trying.trials(), cause) or cause
+            cause = missing.whole_piece(parting, theirs, trying.trials(), cause)
             if number is None and place.force and view is not None and parting.counterpart is not None:
                 near = piece_of(view, parting.counterpart, True, map(sketch, place.force.values()))
                 again = cause_of(parting, near, self.constants, trying.trials())

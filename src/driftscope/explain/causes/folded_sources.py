@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import torch
 
 from driftscope.errors import CannotLift, DriftscopeError
+from driftscope.explain.causes.alterations import FOLD_ULPS
 from driftscope.explain.causes.fold_findings import FoldSource, OtherFold
 from driftscope.explain.locate.fingerprints import Visited
 from driftscope.explain.locate.rerunning import Reruns
@@ -28,8 +29,6 @@ from driftscope.lift.reconcile.maps import Map, narrow
 from driftscope.lift.reconcile.matching import ulp
 from driftscope.lift.steps import Constant, Lifted, Observer, Step
 
-# Roundings of a fold that was computed in its own format: root, division, product, sum.
-_ULPS = 8.0
 # Newton steps for what does not enter a fold linearly (a variance, an epsilon), and what each has to leave of the
 # squared distance at most to be followed by another.
 _STEPS, _SHRINKS = 12, 0.5
@@ -208,7 +207,7 @@ class _Fold:
         size = piece.size if piece.out_axis is None else piece.size.movedim(piece.out_axis, 0)
         pairs = [(_rows(piece), self.wanted[0], size), (piece.bias, self.wanted[1], piece.magnitude)]
         return all(
-            bool(((mine - theirs).abs() <= _ULPS * ulp(torch.maximum(of, theirs.abs()), self.fmt)).all())
+            bool(((mine - theirs).abs() <= FOLD_ULPS * ulp(torch.maximum(of, theirs.abs()), self.fmt)).all())
             for mine, theirs, of in pairs[: 2 if bias else 1]
         )
 

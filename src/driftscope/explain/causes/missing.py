@@ -373,12 +373,12 @@ def _unread(piece: Sequence[Visited], theirs: Sequence[Visited], trials: Trials)
 def whole_piece(parting: Parting, theirs: Sequence[Visited], trials: Trials, untried: Reason | None) -> Reason | None:
     """Several steps of A in the place of several of B, where A's value at their end mended B.
 
-    Which of them is wrong is not seen: it is what is left to say where nothing smaller was found. Of steps of the same
-    names that says nothing; there it is what is known without a trial, or the first setting that is another one.
+    Which of them is wrong is not seen: it is what is left to say where nothing smaller was found. Where that cannot be
+    told it is what is known without a trial (``untried``), or, of steps of the same names, the first other setting.
     """
     mine, telling = _both_ways(parting, theirs, trials, _MOST_OF_BOTH)
     if not (trials.tried and len(mine) > 1 < len(telling)) or trials.ends() is None:
-        return None
+        return untried
     ways, own = way_words(telling[0], telling[-1]), way_words(mine[0], mine[-1])
     if ways == own:
         return untried or other_setting(mine, telling)

@@ -10,14 +10,14 @@ from typing import Any
 import torch
 
 from driftscope.comparison.thresholds import THRESHOLDS
-from driftscope.explain.causes.alterations import exchange_words, last_digits_alone, shortest, told_apart
+from driftscope.explain.causes.alterations import FOLD_ULPS, exchange_words, shortest, told_apart
 from driftscope.explain.causes.computed import Lacking, OtherIndices, OtherNumber
 from driftscope.explain.causes.rewiring import Reason, told, where_of
 from driftscope.explain.causes.weights import ChangedWeight
 from driftscope.explain.locate.divergence import View
 from driftscope.explain.locate.fingerprints import Visited
 from driftscope.explain.locate.locating import TriedPlace
-from driftscope.lift.reconcile.matching import uniform
+from driftscope.lift.reconcile.matching import uniform, within_ulps
 from driftscope.lift.steps import Constant, Origin
 from driftscope.records.finding import Finding, Where
 from driftscope.records.first_line import share
@@ -260,8 +260,8 @@ def in_reading_order(changed: Sequence[ChangedWeight], steps: Sequence[Visited])
     at = {s.name: s.index for s in steps}
 
     def place(change: ChangedWeight) -> tuple[bool, int]:
-        held = change.constant.value
-        slight = last_digits_alone(held, change.value, held.dtype)
+        held, own = change.constant.value, change.value
+        slight = held.dtype.is_floating_point and within_ulps(held.to(own), own, own, held.dtype, FOLD_ULPS)
         return slight, at.get(change.constant.where.node or "", len(at))
 
     return sorted(changed, key=place)
