@@ -131,6 +131,22 @@ def test_a_mask_that_is_off_by_one_is_not_said_to_be_none():
     assert "nothing that _softmax (aten._softmax) reads does" in none.first.why
 
 
+def test_scores_far_apart_are_no_mask():
+    mixed = torch.randn(16, 16, generator=torch.Generator().manual_seed(2))
+
+    def attention(causal):
+        def run(x):
+            scores = (x @ mixed) @ x.mT * 20.0  # most shares are zero without a mask
+            if causal:
+                scores = scores.masked_fill(torch.ones(5, 5, dtype=torch.bool).triu(1), float("-inf"))
+            return torch.softmax(scores, -1) @ x
+
+        return run
+
+    c = ds.compare(attention(True), attention(False), (X,), isolate=False)
+    assert "nothing that _softmax (aten._softmax) reads does" in c.first.why
+
+
 def test_another_operator_that_chooses_is_a_fix_that_was_tried():
     c = ds.compare(lambda x: (2 * x).argmax(-1), lambda x: (2 * x).argmin(-1), (X,), isolate=False)
     assert c.first.code == "N010"

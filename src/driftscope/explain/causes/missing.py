@@ -23,8 +23,8 @@ from driftscope.lift.steps import Constant
 from driftscope.records.user_code import written
 from driftscope.records.words import joined
 
-# Relative to the difference it should be, what a constant may leave of it.
-_SAME = 1e-6
+# Relative to the difference it should be, what a constant may leave of it. Hidden scores, of the size of the others.
+_SAME, _HIDDEN = 1e-6, 100.0
 # Constants of one size looked at, steps and their stand-ins tried; steps of A that may stand for one of B, for several.
 _MOST_CONSTANTS, _MOST_STEPS, _MOST_TRIALS, _MOST_OF_A, _MOST_OF_BOTH = 64, 3, 6, 12, 32
 
@@ -277,7 +277,8 @@ def mask(parting: Parting, trials: Trials) -> Reason | None:
         later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
         if trials.forced({step.inputs[0]: scores.masked_fill(later, float("-inf"))}):
             fix = f"Mask the scores that {step.name} reads: no position may see a later one."
-            some = bool((made[..., later] == 0).any())  # no share: as behind a mask that is off by one
+            size = max(float(torch.where(made > 0, scores.abs(), 0.0).max()), 1.0)  # shares are zero without masks too
+            some = bool((scores[..., later] < -_HIDDEN * size).any())
             rest = f"what {it} reads leaves some of them as they are" if some else f"nothing that {it} reads does"
             return Reason(f"A masks {'all ' * some}later positions, and {rest}", fix, True, named)
         equal = made.amax(-1, keepdim=True) == made.amin(-1, keepdim=True)
