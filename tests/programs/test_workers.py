@@ -120,6 +120,15 @@ def test_workers_import_only_what_is_asked_for():
         assert pool.submit(tasks.variable, "OMP_NUM_THREADS").result() == "7"
 
 
+@pytest.mark.parametrize(("set_here", "found"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])
+def test_threads_of_workers_sleep_while_they_wait_unless_told_otherwise(monkeypatch, set_here, found):
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    if set_here:
+        monkeypatch.setenv("OMP_WAIT_POLICY", set_here)
+    with WorkerPool(1) as pool:
+        assert pool.submit(tasks.variable, "OMP_WAIT_POLICY").result() == found
+
+
 def test_a_missing_module_to_preload_is_named():
     with WorkerPool(1, preload=("no_such_module_here",)) as pool:
         assert "no_such_module_here" in failure_of(pool.submit(tasks.square, 1).exception()).last_words

@@ -20,6 +20,7 @@ from driftscope.lift.choices import choices_are_exact
 from driftscope.lift.readings import readings_kept
 from driftscope.lift.steps import Lifted, LiftedOutput, Observer, Rounding, Step
 from driftscope.programs.isolation.memory import available_bytes
+from driftscope.programs.state.threads import threads_to_suit
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +236,7 @@ def sharing_runs() -> Iterator[None]:
     shared = SharedRuns(MemoryShare(_SHARE * available_bytes()))
     token = _SHARED.set(shared)
     try:
-        with readings_kept():
+        with readings_kept(), threads_to_suit():
             yield
     finally:
         _SHARED.reset(token)

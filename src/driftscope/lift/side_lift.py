@@ -24,6 +24,7 @@ from driftscope.lift.steps import Lifted, LiftedOutput
 from driftscope.lift.torch.tape import lift_torch
 from driftscope.numerics.groupings import Growth
 from driftscope.programs.protocol import Bound
+from driftscope.programs.state.threads import suit
 
 
 @dataclass(slots=True)
@@ -60,6 +61,7 @@ def lift_side(bound: Bound, ask: Collection[str] = ()) -> SideLift:
     asked: dict[str, Value] = {}
 
     def run(graph: Lifted) -> list[LiftedOutput]:
+        suit(graph.largest)
         if not ask or not isinstance(graph, LiftedOnnx):
             return graph.run()
         outputs, found = graph.run_asked(ask)

@@ -225,6 +225,11 @@ class Lifted(Protocol):
 
     kind: str  # "torch" or "onnx"
 
+    @property
+    def largest(self) -> int:
+        """Elements of the largest tensor that it is known to have before it is run."""
+        ...
+
     def constants(self) -> Sequence[Constant]:
         """Every constant of the graph: stored, literal, attribute and natively computed."""
         ...

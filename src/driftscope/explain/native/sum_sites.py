@@ -22,6 +22,7 @@ from driftscope.lift.noise.spreads import Model
 from driftscope.lift.steps import Kind, Step
 from driftscope.numerics.groupings import Growth
 from driftscope.programs.protocol import Bound, OnnxSource
+from driftscope.programs.state.threads import own_threads
 from driftscope.records.finding import Where
 
 #: The most terms of a sum that is asked in passing.
@@ -171,6 +172,7 @@ class SumsOfProgram:
                 stack += self._needs.get(name, ())
         return False
 
+    @own_threads()
     def ask(self, site: Site) -> Accumulation | str:
         """Reveal a sum as this program runs it, or say why not."""
         program: Any = self._bound.program

@@ -85,6 +85,12 @@ class LiftedOnnx:
         self._former: dict[str, Sequence[int]] = {name: () for name, _, _ in self._attributes()}
         self._former |= {name: stored.shape for name, stored in self._plan.stored.items()}
 
+    @property
+    def largest(self) -> int:
+        """Elements of the largest tensor that it stores or is fed."""
+        fed = (value.data.numel() for value in self._feeds.values() if isinstance(value.data, torch.Tensor))
+        return max((*(math.prod(stored.shape) for stored in self._plan.stored.values()), *fed), default=0)
+
     def attribute_numbers(self) -> list[Constant]:
         """Every float attribute of its nodes, whether or not a run meets it: no run is needed to know them."""
         return [

@@ -103,6 +103,11 @@ class RepairedGraph:
         """Evaluate once in float64, with the repairs."""
         return self._graph.run(observe=observe, replace={**self._values, **(replace or {})})
 
+    @property
+    def largest(self) -> int:
+        """Elements of its largest tensor."""
+        return self._graph.largest
+
     def with_attribute(self, step: str, name: str, value: object) -> RepairedGraph:
         """Give it with another attribute of one step, and the repairs."""
         changed = copy.copy(self)

@@ -11,6 +11,7 @@ import torch
 from driftscope.lift.choices import choices_are_exact
 from driftscope.lift.steps import Rounding
 from driftscope.lift.torch.entries import FLOAT8, AtenCall, Facts, Tape, facts_of, lifted_dtype, tensors_in
+from driftscope.programs.state.threads import own_threads
 
 
 class Run(Protocol):
@@ -189,7 +190,7 @@ class Call:
 
     def natively(self) -> list[Any]:
         """Evaluate the call in its native formats."""
-        with default_dtype(self.replay.native_default):
+        with default_dtype(self.replay.native_default), own_threads():
             args = self._seen_anew([_native_tree(a) for a in self.args])
             return tensors_in(self.function(*args, **_native_tree(self.kwargs)))
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -38,6 +39,7 @@ from driftscope.lift.torch.state import compilation_off, escapes_refused, genera
 from driftscope.programs.pytrees import tree_unflatten
 from driftscope.programs.state.effects import contained
 from driftscope.programs.state.module_tree import members_of, modules_in
+from driftscope.programs.state.threads import own_threads
 from driftscope.programs.value_trees import Spec, flatten, unflatten
 from driftscope.records.paths import Path
 
@@ -61,6 +63,11 @@ class TorchTape:
         self._constants = Constants(tape)
         self._cache = LiftedConstants(sum(v.stored.numel() for v in tape.values if v.stored is not None))
         self._last_uses = _last_uses(tape)
+
+    @property
+    def largest(self) -> int:
+        """Elements of its largest value."""
+        return max((math.prod(value.shape) for value in self.tape.values), default=0)
 
     def constants(self) -> Sequence[Constant]:
         """Every constant: stored, literal, hidden in a fused kernel, natively computed."""
@@ -298,7 +305,7 @@ def _record_exported(
 def _record(recorder: Recorder, inputs: list[tuple[str, torch.Tensor]], run: Callable[[], Any]) -> TorchTape:
     ledger = recorder.ledger
     try:
-        with generators_kept(), compilation_off(), escapes_refused(ledger.depends):
+        with own_threads(), generators_kept(), compilation_off(), escapes_refused(ledger.depends):
             for name, tensor in inputs:
                 ledger.add_input(tensor, name)
             with recorder:

@@ -87,8 +87,8 @@ def start(launch: Launch) -> tuple[subprocess.Popen[bytes], Connection]:
 
 
 def environment_of(launch: Launch) -> dict[str, str]:
-    """Return the variables of a process that is started now."""
-    return {**os.environ, **launch.environment, MARK: "1"}
+    """Return the variables of a process that is started now; its threads sleep while they wait for one another."""
+    return {"OMP_WAIT_POLICY": "PASSIVE", **os.environ, **launch.environment, MARK: "1"}
 
 
 def end_with_children(process: Process) -> None:

@@ -15,6 +15,7 @@ import torch
 
 from driftscope.programs.state import process
 from driftscope.programs.state.modules import ModuleState, modules_of
+from driftscope.programs.state.threads import own_threads
 from driftscope.records.finding import Finding
 
 # Written by libraries when they are first used, whatever the program.
@@ -87,7 +88,8 @@ def contained(program: Any) -> Iterator[None]:
     ----------
     program : module or callable
     """
-    with process.alone():  # another thread may have torch's default dtype at float64 while it lifts
+    # Another thread may have torch's default dtype at float64 while it lifts.
+    with process.alone(), own_threads():
         kept = process.readings(generators=False)
         variables = process.environment()
         states = [ModuleState(module) for module in modules_of(program)]

@@ -22,6 +22,7 @@ from driftscope.programs.loading.pt2 import read_exported_bytes
 from driftscope.programs.protocol import Bound, Program, TorchSource
 from driftscope.programs.runtimes.native.kept import KeptThere
 from driftscope.programs.runtimes.torchscript import worker
+from driftscope.programs.state.threads import own_threads
 from driftscope.programs.torch_run import fresh
 from driftscope.programs.value_trees import flatten, unflatten
 from driftscope.records.files import stamp
@@ -80,7 +81,9 @@ class TorchScriptProgram(Program):
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if dropped := _KEPT.dropped():
             _asked("run", worker.drop, dropped)
-        return _rebuilt(_asked("run", worker.run, self._number, self._file, args, kwargs, torch.get_num_threads()))
+        with own_threads():
+            threads = torch.get_num_threads()
+        return _rebuilt(_asked("run", worker.run, self._number, self._file, args, kwargs, threads))
 
     def describe(self) -> dict[str, Any]:
         return super().describe() | {
