@@ -362,10 +362,9 @@ class _Case:
         a = FoldSide(self.search.runs_a, other, self.constants[0], self.chains[0])
         b = FoldSide(self.search.runs_b, step, self.constants[1], self.chains[1])
         for apart, folded in ((b, a), (a, b)):
-            found = other_fold(apart, folded)
-            # Tensors that both programs hold were never folded: what the other one does to them is left out here.
             held = self.matched.same if folded is b else {n for names in self.matched.same.values() for n in names}
-            if found is None or len(found.sources) > most or all(c.name in held for c in found.stored):
+            found = other_fold(apart, folded, held)
+            if found is None or len(found.sources) > most:
                 continue
             # The solved sources on one side and their exact fold on the other.
             values = (found.solved(), found.exact)

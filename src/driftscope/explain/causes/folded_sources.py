@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -74,7 +74,7 @@ def chains_of(graph: Lifted) -> Chains:
     return chains
 
 
-def other_fold(apart: FoldSide, folded: FoldSide) -> OtherFold | None:
+def other_fold(apart: FoldSide, folded: FoldSide, held: Collection[str] = ()) -> OtherFold | None:
     """Find the tensors of ``apart`` that ``folded`` was not made of; None where nothing fits to the last digit.
 
     Parameters
@@ -83,16 +83,21 @@ def other_fold(apart: FoldSide, folded: FoldSide) -> OtherFold | None:
         The program that computes the piece step by step.
     folded : FoldSide
         The one that stores it in one weight and one bias.
+    held : collection of str
+        Its constants that ``apart`` holds as well: they were never folded, and what the other one does to them is
+        left out here.
     """
     target = _maps(folded, folded.path())[:1]
     if not target or narrow(_format(folded, target[0])):
+        return None
+    if all(constant.name in held for constant in folded.read(target[0].sources)):
         return None
     path = apart.path()
     for piece in _maps(apart, path):
         if len(piece.steps) > 1 and _shape(piece) == _shape(target[0]):
             found = _Fold(apart, folded, piece, target[0], path).solve()
             if found is not None:
-                return found
+                return None if all(constant.name in held for constant in found.stored) else found
     return None
 
 
