@@ -160,7 +160,8 @@ def test_nothing_is_said_where_nothing_was_compared(pytester: pytest.Pytester) -
 @pytest.mark.parametrize(
     ("option", "said"),
     [("--driftscope-dtype=float31", "'float31' is not one of"), ("--driftscope-report=taken/x", "cannot write to"),
-     ("--driftscope-seed=one", "invalid int value"), ("--driftscope-dtype=", "no dtype is given")],
+     ("--driftscope-seed=one", "invalid int value"), ("--driftscope-dtype=", "no dtype is given"),
+     ("--driftscope-report=", "no folder is given")],
 )  # fmt: skip
 def test_an_option_that_cannot_be_used_is_refused(pytester: pytest.Pytester, option: str, said: str) -> None:
     (pytester.path / "taken").write_text("a file")

@@ -55,6 +55,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if unknown:
         raise pytest.UsageError(f"--driftscope-dtype: {unknown[0]!r} is not one of {', '.join(_DTYPES)}")
     folder = config.getoption("driftscope_report")
+    if folder == "":
+        raise pytest.UsageError("--driftscope-report: no folder is given")
     if folder is not None:
         config.stash[_REPORT] = Path(folder).absolute()
         try:

@@ -84,6 +84,7 @@ def test_axes_named_one_by_one_all_vary(run, model, given):
         (("--dynamic", "x=0", "--dynamic", "x="), "'x=' says otherwise of 'x' than another --dynamic"),
         (("--dynamic", "y=0"), "the spec names y"),
         (("--dynamic", "x=7"), "names axis 7"),
+        (("--dynamic", "x="), "says of x, which has 2 axes, that it varies; give a dict from axis to Dim, or None (on"),
         (("--fail-on", "sometimes"), "sometimes"),
         (("--onnx", "nowhere/out.onnx"), "there is no folder 'nowhere'"),
         (("--save-cover", __file__), "it is a file; name a folder"),

@@ -236,7 +236,11 @@ def _said_of_leaf(leaf: int, words: Any, example: Arguments) -> dict[tuple[int, 
     if isinstance(words, (tuple, list)):
         words = dict(enumerate(words))
     if not isinstance(words, Mapping):
-        raise InputError(f"the spec says {words!r} of {path}; give a dict from axis to Dim, or None")
+        said = "that it varies" if isinstance(words, type(torch.export.Dim.DYNAMIC)) else repr(words)
+        raise InputError(
+            f"the spec says of {path}, which has {counted(value.ndim, 'axis', 'axes')}, {said};"
+            f" give a dict from axis to Dim, or None (on the command line, {path}=0 for its first axis)"
+        )
     wrong = [axis for axis in words if not isinstance(axis, int) or not -value.ndim <= axis < value.ndim]
     if wrong:
         raise InputError(f"the spec names axis {wrong[0]!r} of {path}, which has {counted(value.ndim, 'axis', 'axes')}")
