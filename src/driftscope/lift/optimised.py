@@ -102,8 +102,10 @@ def _relative(value: torch.Tensor | None, own: Any, limit: float) -> float | Non
     """How far a value is from the file's, relative; None where an element is further off than the limit."""
     if value is None or not isinstance(own, torch.Tensor) or value.shape != own.shape or value.dtype != own.dtype:
         return None
-    if not value.is_floating_point() or not value.numel():
-        return 0.0 if torch.equal(value, own) else None
+    if torch.equal(value, own):  # what was only laid out anew
+        return 0.0
+    if not value.is_floating_point():
+        return None
     gap, sizes = (value - own).abs_(), own.abs()
     smallest, largest = map(float, torch.aminmax(sizes))
     if not math.isfinite(largest):
