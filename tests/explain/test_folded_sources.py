@@ -286,3 +286,18 @@ def test_the_epsilon_of_the_last_of_three_branches_is_named():
     first = ds.compare(right, wrong.folded(), IMAGE).first
     assert "native_batch_norm_2.eps" in first.what
     assert "it is 0.001 where A has 1e-05" in first.what
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_folded_bias_of_zeros_is_not_the_shift_of_zeros_that_the_norm_has(lost):
+    net = _net(lambda net: [net[k].bias.zero_() for k in (1, 4)])
+    folded = copy.deepcopy(net)
+    folded[0], folded[1] = fuse_conv_bn_eval(folded[0], folded[1]), nn.Identity()
+    if lost:
+        folded[0].bias.data.zero_()
+    c = ds.compare(net, folded, IMAGE)
+    if not lost:
+        assert c.verdict in (Verdict.IDENTICAL, Verdict.ROUNDING)
+        return
+    assert c.first.code == "W011"
+    assert "0.bias is folded from another 1.bias (or 1.running_mean)" in c.first.what

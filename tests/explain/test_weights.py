@@ -65,6 +65,15 @@ def test_only_numbers_out_of_its_range_tell_float16_from_tf32(scale, words):
     assert alteration_of(weight.half().double(), weight.double(), torch.float32).words == words
 
 
+@pytest.mark.parametrize(("between", "code"), [(2.4999998, "W007"), (2.4, "W004")])
+def test_a_number_between_two_steps_of_a_grid_may_go_to_either(between, code):
+    weight = W * 20.0
+    weight[0, 0], weight[1, 2] = 127.0, between
+    rounded = weight.round()
+    rounded[1, 2] = 3.0
+    assert alteration_of(rounded.double(), weight.double(), torch.float32).code == code
+
+
 def test_a_transposed_square_is_transposed():
     assert alteration_of(SQUARE.T.double(), SQUARE.double(), torch.float32).code == "W005"
 

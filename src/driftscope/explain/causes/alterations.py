@@ -179,8 +179,11 @@ def _on_grid(value: torch.Tensor, exact: torch.Tensor, fmt: torch.dtype, axis: i
         return False
     for levels in (127.0, 127.5, 128.0):
         step = peak / levels
-        grid = (exact / step).round() * step
-        if bool(((grid - value).abs() <= 2 * ulp(peak.expand_as(value), fmt)).all()) and not torch.equal(value, exact):
+        grid = (value / step).round()
+        # What lies between two steps went to either: the division was rounded too.
+        nearest = (exact / step - grid).abs() <= 0.5 + 4.0 * levels * torch.finfo(fmt).eps
+        on_it = (grid * step - value).abs() <= 2 * ulp(peak.expand_as(value), fmt)
+        if bool((nearest & on_it).all()) and not torch.equal(value, exact):
             return float((value - exact).abs().max()) > 8 * float(ulp(peak.max(), fmt))
     return False
 

@@ -21,12 +21,14 @@ from driftscope.errors import CannotLift, DriftscopeError
 from driftscope.explain.causes.alterations import FOLD_ULPS
 from driftscope.explain.causes.fold_findings import FoldSource, OtherFold
 from driftscope.explain.locate.fingerprints import Visited
+from driftscope.explain.locate.operators import family
 from driftscope.explain.locate.rerunning import Reruns
 from driftscope.lift.outline import Chains, tell_steps
 from driftscope.lift.reconcile.affine import AffinePieces
 from driftscope.lift.reconcile.arrangements import rearrangements
 from driftscope.lift.reconcile.maps import Map, narrow
 from driftscope.lift.reconcile.matching import ulp
+from driftscope.lift.reconcile.sides import is_tensor
 from driftscope.lift.steps import Constant, Lifted, Observer, Step
 
 # Newton steps for what does not enter a fold linearly (a variance, an epsilon), and what each has to leave of the
@@ -85,19 +87,24 @@ def other_fold(apart: FoldSide, folded: FoldSide, held: Collection[str] = ()) ->
         The one that stores it in one weight and one bias.
     held : collection of str
         Its constants that ``apart`` holds as well: they were never folded, and what the other one does to them is
-        left out here.
+        left out here. Of one number written many times (zeros) that tells nothing, unless both steps are alike.
     """
+    alike = family(apart.step.operator) == family(folded.step.operator)
+
+    def are_held(constants: Sequence[Constant]) -> bool:
+        return all(c.name in held and (alike or is_tensor(c)) for c in constants)
+
     target = _maps(folded, folded.path())[:1]
     if not target or narrow(_format(folded, target[0])):
         return None
-    if all(constant.name in held for constant in folded.read(target[0].sources)):
+    if are_held(folded.read(target[0].sources)):
         return None
     path = apart.path()
     for piece in _maps(apart, path):
         if len(piece.steps) > 1 and _shape(piece) == _shape(target[0]):
             found = _Fold(apart, folded, piece, target[0], path).solve()
             if found is not None:
-                return None if all(constant.name in held for constant in found.stored) else found
+                return None if are_held(found.stored) else found
     return None
 
 
