@@ -105,13 +105,14 @@ class RevealedOrder:
 
     @property
     def accumulator(self) -> str:
-        """Format of partial sums."""
-        return self.arithmetic.accumulator
+        """Format of partial sums; ``"exact"`` where none is rounded."""
+        whole = self.tree.has_fused and self.tree.depth == 1 and self.arithmetic.fused == "exact"
+        return "exact" if whole else self.arithmetic.accumulator
 
     @property
     def fma(self) -> bool | str | None:
         """Whether products are added unrounded; ``"mixed"`` where some are; None where there is nothing to round."""
-        exact = 2 * FORMATS[self.dtype].p <= FORMATS[self.accumulator].p
+        exact = 2 * FORMATS[self.dtype].p <= FORMATS[self.arithmetic.accumulator].p
         if not self.products or exact:
             return None
         return {"fma": True, "rounded": False}.get(self.arithmetic.product, self.arithmetic.product)
