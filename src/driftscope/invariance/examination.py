@@ -195,8 +195,10 @@ class InvarianceCheck:
         found = list(found)
         for k in different or asked[:1]:
             trial, answer = found[k]
-            changed, other = trial.other.changed or {}, trial.other
-            share = self.judge.lifted(changed, trial.positions, trial.based, other.select, other.calling, other.lifted)
+            one, other = trial.one, trial.other
+            first = one.select if one.changed else trial.based
+            changed = one.changed or {}, other.changed or {}
+            share = self.judge.lifted(changed, trial.positions, first, other.select, other.calling, other.lifted)
             found[k] = trial, with_lifted(answer, share)
             if found[k][1].outcome == "different":
                 break

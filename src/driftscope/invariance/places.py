@@ -17,6 +17,8 @@ from driftscope.invariance.tracing import REGROUPING, TracedOperator, traced
 from driftscope.invariance.trials.trial import AxisTrial, KeptPositions, RowMap, RunVariant
 from driftscope.records.finding import Where
 
+#: What a place is called, and what one where more than rounding sets in.
+_BEYOND = ("whose bits change", "whose results differ by more than rounding")
 #: Operators that put what was computed of some rows back among all.
 _PUT_BACK = ("index_put", "index_add", "index_copy", "scatter", "where", "cat", "stack", "ScatterND", "ScatterElements")
 
@@ -78,7 +80,11 @@ def meeting_of(runner: Runner, trial: AxisTrial, *, rounding: bool = False) -> M
                 return None
     except (CannotLift, DriftscopeError, RuntimeError, ValueError, TypeError, NotImplementedError):
         return None
-    found = _first(one, other, rows, shapes)
+    beyond = None
+    if rows is not None and shapes is None and not rounding:
+        # Other sizes round otherwise from the first product on; that is not where the results part.
+        beyond = _first(one, other, rows, None, _agree) or _in_one_alone(one, other)
+    found = beyond or _first(one, other, rows, shapes)
     if trial.axis == "denormals":
         return _of_denormals(found, one)
     return _with_orders(found, runner, trial) if rounding else found
@@ -161,6 +167,7 @@ def _first(
     other: Sequence[TracedOperator],
     rows: RowMap | None,
     alone: Sequence[TracedOperator] | None,
+    alike: Callable[[torch.Tensor, torch.Tensor], bool] = same_bits,
 ) -> Meeting | None:
     """Walk both runs in order and stop at the first value that differs in the row that is compared."""
     counterpart = _aligned(one, alone) if alone is not None else {}
@@ -180,14 +187,26 @@ def _first(
             mine = _row(x, single, rows.one, rows.counts[0])
             theirs = _row(y, single, rows.other, rows.counts[1])
             if mine is None or theirs is None:
-                if single is not None and x.shape == y.shape and not same_bits(x, y):
+                if single is not None and x.shape == y.shape and not alike(x, y):
                     shared = shared or a
                 continue
-            if not any(same_bits(m, t) for m, t in zip(mine, theirs, strict=False)):
-                if resized is not None and any(word in a.operator for word in _PUT_BACK):
+            if not any(alike(m, t) for m, t in zip(mine, theirs, strict=False)):
+                if resized is not None and (a.pointwise or any(word in a.operator for word in _PUT_BACK)):
                     return resized
-                return _at(a, b, shared, meets=rows.one == rows.other and alone is not None)
+                found = _at(a, b, shared, meets=rows.one == rows.other and alone is not None)
+                return found if alike is same_bits else replace(found, words=found.words.replace(*_BEYOND))
     return _at(shared, shared, shared) if shared is not None else resized
+
+
+def _in_one_alone(one: Sequence[TracedOperator], other: Sequence[TracedOperator]) -> Meeting | None:
+    """Return the first operator that only one of the runs calls: they went different ways."""
+    met = _aligned(one, other)
+    for steps, taken in ((one, set(met)), (other, set(met.values()))):
+        alone = next((seen for k, seen in enumerate(steps) if k not in taken), None)
+        if alone is not None:
+            words = f"{alone.operator} runs at one of the two sizes only"
+            return Meeting(alone.where, words, "", {"operator": alone.operator})
+    return None
 
 
 def _first_kept(
