@@ -231,6 +231,8 @@ NAMED = [
     (folded([folded(range(lane, 17, 4)) for lane in range(4)]), "(fold(5 × +4: x) then 3 × fold(4 × +4: x)@+1+1)",
      "4 lanes, lanes joined one after another, with an uneven rest"),
     ((folded(range(8)), folded(range(8, 17))), "(fold(9) then fold(8)@-8)", "sequential blocks: 1 of 8, 1 of 9"),
+    (folded([folded(range(4)), folded(range(4, 8)), 8, 9, folded(range(10, 14))]),
+     "(pair(+4: fold(4)) then 2 × x@+8+1 then fold(4)@+10)", "terms and blocks of up to 4, one after another"),
     ((0, 1, 2, 3, 4), "fused(5 × +1: x)", "all at once, rounded once"),
 ]  # fmt: skip
 

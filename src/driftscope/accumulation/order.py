@@ -13,7 +13,7 @@ import numpy.typing as npt
 from driftscope.accumulation.revealing.dependence import Opener
 from driftscope.accumulation.revealing.verification import Verified
 from driftscope.numerics.formats import FORMATS
-from driftscope.numerics.trees.families import family_of
+from driftscope.numerics.trees.families import MIXED, family_of
 from driftscope.numerics.trees.naming import Term, describe, spine_words
 from driftscope.numerics.trees.replay import SumArithmetic
 from driftscope.numerics.trees.tree import SumTree
@@ -100,7 +100,7 @@ class RevealedOrder:
         if self.terms is None:
             # A pattern with loose ends names its largest part; a known order has a better name.
             words = family_of(self.structure)
-            return self.known if self.known and "uneven" in words else words
+            return self.known if self.known and ("uneven" in words or words.startswith(MIXED)) else words
         return f"a sketch: {spine_words(self.tree, self.terms)}"
 
     @property

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from driftscope.numerics.trees.naming import Chain, Fold, Leaf, Term
 
 _UNEVEN = ", with an uneven rest"
+MIXED = "terms and blocks of up to "
 _TURNED = ", but not from the first term to the last"
 
 
@@ -105,10 +106,12 @@ def _blocks(term: Chain) -> str | None:
     found: list[tuple[int, int]] = []
     for count, part in parts:
         many, size = _consecutive(part)
-        if size == 0 or (size == 1 and found):
+        if size == 0:
             return None
         found.append((count * many, size))
     turned = "" if _ascending(term) else _TURNED
+    if any(size == 1 for _, size in found[1:]):
+        return f"{MIXED}{max(size for _, size in found)}, one after another{turned}"
     if turned and len(found) == 2 and found[0][0] == found[1][0] == 1:  # a sum of two has no order
         found, turned = found[::-1], ""
     return f"sequential blocks: {', '.join(f'{count} of {size}' for count, size in found)}{turned}"
@@ -155,9 +158,8 @@ def _consecutive(term: Term) -> tuple[int, int]:
 
 
 def _heaviest(term: Chain) -> str:
-    """Name the part with most terms."""
-    run = max(term.runs, key=lambda run: run.count * width(run.inner))
-    if run.count * width(run.inner) <= width(term.head):
-        return family_of(term.head).removesuffix(_UNEVEN)
-    copies = f"{run.count} copies one after another, each: " if run.count > 1 else ""
-    return f"{copies}{family_of(run.inner).removesuffix(_UNEVEN)}"
+    """Name the largest part, where it says something about the whole."""
+    part = max((term.head, *(run.inner for run in term.runs)), key=width)
+    if 4 * width(part) < width(term):
+        return f"parts of up to {width(part)} terms, one after another"
+    return family_of(part).removesuffix(_UNEVEN)
