@@ -34,7 +34,7 @@ def test_anything_else_is_refused(value: object) -> None:
 
 def test_a_field_that_is_not_there_is_named_and_one_with_a_default_is_not_missed() -> None:
     assert from_plain(Several, {"field": True, "schema": "several"}, "several") == Several(True)
-    with pytest.raises(RecordError, match="damaged: a Several has no field$"):
+    with pytest.raises(RecordError, match=r"damaged: a Several has no field$"):
         from_plain(Several, {"schema": "several"}, "several")
 
 
