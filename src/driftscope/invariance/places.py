@@ -69,8 +69,11 @@ def meeting_of(runner: Runner, trial: AxisTrial, *, rounding: bool = False) -> M
         one, other = traced(runner, trial.one), traced(runner, trial.other)
         if trial.kept is not None:
             base = traced(runner, RunVariant()) if trial.kept.both else one
-            kept = _first_kept(one, other, base, trial.kept, rounding)
-            return _with_orders(kept, runner, trial) if rounding else kept
+            if rounding:
+                return _with_orders(_first_kept(one, other, base, trial.kept, rounding), runner, trial)
+            # At equal lengths nothing rounds otherwise, and one bit tells.
+            beyond = None if trial.kept.both else _first_kept(one, other, base, trial.kept, rounding, _agree)
+            return _beyond(beyond) or _first_kept(one, other, base, trial.kept, rounding)
         rows = trial.rows
         shapes = None
         if rows is not None and rows.counts[0] == rows.counts[1]:
@@ -83,7 +86,7 @@ def meeting_of(runner: Runner, trial: AxisTrial, *, rounding: bool = False) -> M
     beyond = None
     if rows is not None and shapes is None and not rounding:
         # Other sizes round otherwise from the first product on; that is not where the results part.
-        beyond = _first(one, other, rows, None, _agree) or _in_one_alone(one, other)
+        beyond = _beyond(_first(one, other, rows, None, _agree)) or _in_one_alone(one, other)
     found = beyond or _first(one, other, rows, shapes)
     if trial.axis == "denormals":
         return _of_denormals(found, one)
@@ -97,7 +100,7 @@ def _in_last_piece(
     one, other = traced(runner, last()), traced(runner, RunVariant())
     size = trial.pieces[-1]
     kept = KeptPositions(size, sum(trial.pieces) - size, left=True, both=False)
-    return _first_kept(one, other, one, kept, rounding, same_bits if rounding else _agree)
+    return _first_kept(one, other, one, kept, rounding, same_bits if rounding else _agree, in_pieces=not rounding)
 
 
 def _agree(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -193,9 +196,13 @@ def _first(
             if not any(alike(m, t) for m, t in zip(mine, theirs, strict=False)):
                 if resized is not None and (a.pointwise or any(word in a.operator for word in _PUT_BACK)):
                     return resized
-                found = _at(a, b, shared, meets=rows.one == rows.other and alone is not None)
-                return found if alike is same_bits else replace(found, words=found.words.replace(*_BEYOND))
+                return _at(a, b, shared, meets=rows.one == rows.other and alone is not None)
     return _at(shared, shared, shared) if shared is not None else resized
+
+
+def _beyond(found: Meeting | None) -> Meeting | None:
+    """Say of a place that was found by more than rounding that it was."""
+    return found and replace(found, words=found.words.replace(*_BEYOND))
 
 
 def _in_one_alone(one: Sequence[TracedOperator], other: Sequence[TracedOperator]) -> Meeting | None:
@@ -216,6 +223,8 @@ def _first_kept(
     kept: KeptPositions,
     rounding: bool,
     alike: Callable[[torch.Tensor, torch.Tensor], bool] = same_bits,
+    *,
+    in_pieces: bool = False,
 ) -> Meeting | None:
     """Walk both runs and stop at the first value that differs at a position that is no padding."""
     short = _aligned(one, base)
@@ -223,10 +232,10 @@ def _first_kept(
         if i not in short:
             continue
         a, b = one[i], other[j]
-        if alike is _agree and a.operator.replace(".", "::") in REGROUPING:
+        if in_pieces and a.operator.replace(".", "::") in REGROUPING:
             continue  # what only looks at values is never where they become others
         for x, y, z in zip(a.outputs, b.outputs, base[short[i]].outputs, strict=False):
-            if not x.is_floating_point() and (rounding or not _along_positions(x, y, z, in_pieces=alike is _agree)):
+            if not x.is_floating_point() and (rounding or not _along_positions(x, y, z, in_pieces=in_pieces)):
                 continue  # sizes, and what is computed of sizes, are not along the sequence and differ by right
             mine = _positions(x, z.shape, kept) if kept.both else [x] * 2
             theirs = _positions(y, z.shape, kept)
