@@ -103,6 +103,14 @@ def test_the_place_is_where_more_than_rounding_sets_in(then, operator):
     assert report.first.where.operator == operator
 
 
+def test_the_place_is_where_another_layout_makes_more_than_rounding():
+    torch.manual_seed(0)
+    model = SeesTheSize(lambda y, x: y * 2 if x.is_contiguous() else y.tanh()).eval()
+    report = ds.check_invariance(model, {"x": "33x64:float32"}, axes=("layout",))
+    assert report.outcomes["layout"] == "different"
+    assert report.first.where.operator in ("aten.mul", "aten.tanh")
+
+
 def test_where_only_last_bits_change_the_place_is_the_product():
     torch.manual_seed(0)
     model = SeesTheSize(lambda y, x: y.tanh()).eval()

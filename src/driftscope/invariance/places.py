@@ -84,8 +84,8 @@ def meeting_of(runner: Runner, trial: AxisTrial, *, rounding: bool = False) -> M
     except (CannotLift, DriftscopeError, RuntimeError, ValueError, TypeError, NotImplementedError):
         return None
     beyond = None
-    if rows is not None and shapes is None and not rounding:
-        # Other sizes round otherwise from the first product on; that is not where the results part.
+    if not rounding and shapes is None and (rows is not None or trial.axis in ("threads", "layout")):
+        # Other sizes, threads and layouts round otherwise from the first product on; that is not where the results part.
         beyond = _beyond(_first(one, other, rows, None, _agree)) or _in_one_alone(one, other)
     found = beyond or _first(one, other, rows, shapes)
     if trial.axis == "denormals":
@@ -180,7 +180,7 @@ def _first(
         a, b = one[i], other[j]
         for k, (x, y) in enumerate(zip(a.outputs, b.outputs, strict=False)):
             if rows is None:
-                if not same_bits(x, y):
+                if not alike(x, y):
                     return _at(a, b, None)
                 continue
             if alone is not None and x.shape != y.shape:
@@ -211,7 +211,7 @@ def _in_one_alone(one: Sequence[TracedOperator], other: Sequence[TracedOperator]
     for steps, taken in ((one, set(met)), (other, set(met.values()))):
         alone = next((seen for k, seen in enumerate(steps) if k not in taken), None)
         if alone is not None:
-            words = f"{alone.operator} runs at one of the two sizes only"
+            words = f"{alone.operator} runs in one of the two only"
             return Meeting(alone.where, words, "", {"operator": alone.operator})
     return None
 
