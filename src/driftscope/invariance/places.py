@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -72,8 +73,8 @@ def meeting_of(runner: Runner, trial: AxisTrial, *, rounding: bool = False) -> M
             if rounding:
                 return _with_orders(_first_kept(one, other, base, trial.kept, rounding), runner, trial)
             # At equal lengths nothing rounds otherwise, and one bit tells.
-            beyond = None if trial.kept.both else _first_kept(one, other, base, trial.kept, rounding, _agree)
-            return _beyond(beyond) or _first_kept(one, other, base, trial.kept, rounding)
+            walk = partial(_first_kept, one, other, base, trial.kept, rounding)
+            return (None if trial.kept.both else _beyond(walk)) or walk()
         rows = trial.rows
         shapes = None
         if rows is not None and rows.counts[0] == rows.counts[1]:
@@ -85,8 +86,8 @@ def meeting_of(runner: Runner, trial: AxisTrial, *, rounding: bool = False) -> M
         return None
     beyond = None
     if not rounding and shapes is None and (rows is not None or trial.axis in ("threads", "layout")):
-        # Other sizes, threads and layouts round otherwise from the first product on; that is not where the results part.
-        beyond = _beyond(_first(one, other, rows, None, _agree)) or _in_one_alone(one, other)
+        # Other sizes, threads and layouts round otherwise from the first product on: results part later.
+        beyond = _beyond(partial(_first, one, other, rows, None)) or _in_one_alone(one, other)
     found = beyond or _first(one, other, rows, shapes)
     if trial.axis == "denormals":
         return _of_denormals(found, one)
@@ -103,15 +104,15 @@ def _in_last_piece(
     return _first_kept(one, other, one, kept, rounding, same_bits if rounding else _agree, in_pieces=not rounding)
 
 
-def _agree(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two values are the same but for rounding: halfway to the last bit, other values have begun."""
+def _agree(one: torch.Tensor, other: torch.Tensor, share: float = 0.5) -> bool:
+    """Whether two values are the same but for rounding: that share of the way to the last bit, others have begun."""
     if one.shape != other.shape:
         return False
     if not one.is_floating_point() and not one.is_complex():
         return bool(torch.equal(one, other))
     gap = torch.where((one == other) | (one.isnan() & other.isnan()), 0.0, (one - other).abs().double())
     size = torch.where(one.isfinite(), one, 0.0).abs().double()
-    limit = torch.finfo(one.dtype).eps ** 0.5 * float(size.max()) if one.numel() else 0.0
+    limit = torch.finfo(one.dtype).eps ** share * float(size.max()) if one.numel() else 0.0
     return not bool((gap.nan_to_num(torch.inf, torch.inf) > limit).any())
 
 
@@ -200,9 +201,13 @@ def _first(
     return _at(shared, shared, shared) if shared is not None else resized
 
 
-def _beyond(found: Meeting | None) -> Meeting | None:
-    """Say of a place that was found by more than rounding that it was."""
-    return found and replace(found, words=found.words.replace(*_BEYOND))
+def _beyond(walk: Callable[[Callable[[torch.Tensor, torch.Tensor], bool]], Meeting | None]) -> Meeting | None:
+    """Find a place by more than rounding: coarsely first, or rounding that grew would be taken for it."""
+    for share in (0.5, 0.75):
+        found = walk(partial(_agree, share=share))
+        if found is not None:
+            return replace(found, words=found.words.replace(*_BEYOND))
+    return None
 
 
 def _in_one_alone(one: Sequence[TracedOperator], other: Sequence[TracedOperator]) -> Meeting | None:
