@@ -224,6 +224,7 @@ NAMED = [
     ((folded(range(8)), folded(range(8, 16))), "pair(+8: fold(8))", "split in 2 halves, each: sequential"),
     (folded([5, 6, 7, 0, 1, 2, 3, 4]), "(fold(3) then 5 × x@-5+1)",
      "sequential, but not from the first term to the last"),
+    (folded([3, 4, 2, 1, 0]), "(pair(+1: x) then 3 × x@-1-1)", "sequential, backwards"),
     (folded([0, 4, 2, 1, 3]), "(pair(+4: x) then 2 × x@+2-1 then x@+3)",
      "sequential, but not from the first term to the last"),
     (folded([folded(range(b, b + 8)) for b in (16, 0, 24, 8)]), "(pair(-16: fold(8)) then 2 × fold(8)@+8-16)",

@@ -97,6 +97,8 @@ def _blocks(term: Chain) -> str | None:
     if one_by_one and _pairs_turned(term):
         return "dot-product pairs: one after another, two neighbours at a time, the second of them first"
     if one := _repeated(term):
+        if one == Leaf() and _descending(term):
+            return "sequential, backwards"
         words = "sequential" if one == Leaf() else f"blocks of {width(one)}, blocks joined one after another"
         return f"{words}{_TURNED}"
     parts = [(1, term.head), *((run.count, run.inner) for run in term.runs)]
@@ -128,6 +130,12 @@ def _repeated(term: Chain) -> Term | None:
 def _stride(term: Term) -> int:
     """Return how far apart the terms are that a fold adds one after another; 0 where it is no such fold."""
     return term.stride if isinstance(term, Fold) and not term.fused and isinstance(term.inner, Leaf) else 0
+
+
+def _descending(term: Chain) -> bool:
+    """Whether the last two terms come first, and the others from there to the first."""
+    run = term.runs[0]
+    return len(term.runs) == 1 and str(term.head) == "pair(+1: x)" and run.offset == -1 and run.stride in (0, -1)
 
 
 def _ascending(term: Chain) -> bool:
