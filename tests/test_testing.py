@@ -39,6 +39,14 @@ def test_every_mismatch_is_named_not_only_the_first():
     assert said.splitlines()[-1].startswith("next: ")
 
 
+def test_nan_on_both_sides_is_said_and_not_only_counted():
+    one, other = torch.tensor([NAN, 1.0, NAN]), torch.tensor([NAN, 1.0, 2.0])
+    assert "on both sides" not in message(one[2:], other[2:])
+    assert "2 of 3 elements beyond" in (said := message(one, other))
+    assert "1 of them NaN on both sides, which equal_nan=True takes for equal" in said
+    assert "on both sides" not in message(one, other, equal_nan=True)
+
+
 def test_rounding_within_the_default_tolerance_is_accepted():
     torch.manual_seed(0)
     x = torch.randn(100, 100)

@@ -140,6 +140,13 @@ def _without_function(fail_on: str) -> FailOn:
     return limit
 
 
+def _checked(expected: Mapping[str, str], outcomes: Mapping[str, str]) -> None:
+    """Refuse an expectation that nothing was checked for: it would hold whatever happens."""
+    unknown = [name for name in expected if name not in outcomes]
+    if unknown:
+        raise ValueError(f"expect names {', '.join(map(repr, unknown))}; checked were {', '.join(outcomes)}")
+
+
 def assert_transforms(
     function: Callable[..., Any],
     *examples: Any,
@@ -170,7 +177,7 @@ def assert_transforms(
     AssertionError
         With the outcomes, places and edits.
     ValueError
-        If ``fail_on`` is none of the four.
+        If ``fail_on`` is none of the four, or ``expect`` names what was not checked.
     """
     __tracebackhide__ = True
     limit = _without_function(fail_on)
@@ -180,6 +187,7 @@ def assert_transforms(
     chosen: dict[str, Any] = {} if transforms is None else {"transforms": tuple(transforms)}
     record = check_transforms(function, *examples, **chosen, **options)
     known = expect or {}
+    _checked(known, record.outcomes)
     surprises = [
         f"{name}: {outcome}, expected {known[name]}"
         for name, outcome in record.outcomes.items()
@@ -216,7 +224,7 @@ def assert_invariant(
     AssertionError
         With the outcomes, the place and the change that was tried.
     ValueError
-        If ``fail_on`` is none of the four.
+        If ``fail_on`` is none of the four, or ``expect`` names what was not checked.
     """
     __tracebackhide__ = True
     limit = _without_function(fail_on)
@@ -226,7 +234,8 @@ def assert_invariant(
     from driftscope.report.sheets.invariance import record_fails, render
 
     record = check_invariance(model, inputs, **options)
-    known = {axis: outcome for axis, outcome in (expect or {}).items() if axis in record.outcomes}
+    known = expect or {}
+    _checked(known, record.outcomes)
     surprises = [
         f"{axis}: {record.outcomes[axis]}, expected {outcome}"
         for axis, outcome in known.items()

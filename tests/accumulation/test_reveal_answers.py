@@ -54,7 +54,23 @@ def test_one_order_twice_is_said_to_be_one(short):
     assert "add the 16 terms in the same order" in short.explain(again)
     assert "the same values give the same bits" in short.explain(again)
     wider = ds.reveal(adding(pairwise(0, 16)), 16, dtype="float64")
-    assert "one accumulates in float32, the other in float64" in short.explain(wider)
+    assert "one accumulates in float32, the other in float64, and the results are float32 and float64" in short.explain(
+        wider
+    )
+
+
+def test_one_order_that_divides_otherwise_is_told_by_the_division():
+    total = adding(folded(range(24)))
+    whole, divided, times = (
+        ds.reveal(kernel, 24)
+        for kernel in (
+            total,
+            lambda x: total(x) / np.float32(24),
+            lambda x: total(x) * (np.float32(1) / np.float32(24)),
+        )
+    )
+    assert "one returns the sum, the other the sum divided by n, so the results are not of" in whole.explain(divided)
+    assert "the sum divided by n, the other the sum times 1/n, so the last bits can" in divided.explain(times)
 
 
 def test_sums_of_unlike_length_have_nothing_to_compare(short):

@@ -22,6 +22,7 @@ from accumulation.known_kernels import (
     welford_mean,
 )
 from driftscope.accumulation.revealing.refusal import BudgetSpentError, RevealError
+from driftscope.numerics.formats import numpy_dtype
 from driftscope.numerics.trees.tree import SumTree
 
 ORDERS = {
@@ -89,6 +90,33 @@ def test_an_exact_sum_is_one_step(n):
     found = ds.reveal(math.fsum, n, dtype="float64")
     assert found.tree == SumTree.of(tuple(range(n)))
     assert found.family == "all at once, rounded once"
+    assert found.accumulator == "exact"
+
+
+@pytest.mark.parametrize(("sums_in", "said"), [(np.float64, "exact"), (np.float32, "float32")])
+def test_partial_sums_that_are_not_rounded_are_called_exact(sums_in, said):
+    """A float64 holds every sum of a thousand float16 numbers; a float32 does not."""
+    plain = adding(folded(range(1000)))
+    found = ds.reveal(lambda x: plain(x.astype(sums_in)).astype(x.dtype), 1000, dtype="float16")
+    assert found.accumulator == said
+
+
+@pytest.mark.parametrize("n", [3, 17, 24])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("way", ["divide", "reciprocal"])
+def test_a_mean_by_division_and_one_by_the_reciprocal_are_told_apart(n, dtype, way):
+    """Of 17 terms the two have other bits in one mean of 16 only."""
+    total = adding(folded(range(n)))
+
+    def mean(x: np.ndarray) -> np.ndarray:
+        sums = total(x)
+        count = sums.dtype.type(n)
+        return sums / count if way == "divide" else sums * (sums.dtype.type(1) / count)
+
+    found = ds.reveal(mean, n, dtype=dtype)
+    assert found.arithmetic.mean == way
+    x = np.random.default_rng(0).standard_normal((1000, n)).astype(numpy_dtype(dtype))
+    assert (found.replay(x) == mean(x)).all()
 
 
 @pytest.mark.parametrize("n", [1, 2, 3])
@@ -179,15 +207,15 @@ def failing(x: np.ndarray) -> np.ndarray:
 
 
 REFUSED = [
-    (welford_mean, "not a tree of additions"),
-    (kahan_sum, "not a tree of additions|so it is not reported"),
+    (welford_mean, "no tree of additions"),
+    (kahan_sum, "no tree of additions|so it is not reported"),
     (lambda x: np.max(x, axis=-1), "neither a sum nor a mean"),
     (lambda x: np.abs(x).sum(axis=-1), "neither a sum nor a mean"),
     (lambda x: np.exp(x - x.max(-1, keepdims=True)), r"does not reduce the last axis: shape \(3, 40\) gave \(3, 40\)"),
     (lambda x: np.var(x, axis=-1), "neither a sum nor a mean"),
     (lambda x: np.argmax(x, axis=-1), "returns int64"),
     (weighted, "neither a sum nor a mean"),
-    (sorted_sum, "not a tree of additions|so it is not reported"),
+    (sorted_sum, "no tree of additions|so it is not reported"),
     (coarse_sum, "so it is not reported"),
     (changing, "changes its input"),
     (Unsteady(), "Unsteady is not deterministic"),

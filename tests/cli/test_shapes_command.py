@@ -101,3 +101,11 @@ def test_a_model_without_inputs_is_told_how_to_give_them(run, model):
     result = run("shapes", f"{model}:Plain")
     assert result.exit_code == 2
     assert "--input NAME=2x5:float32" in result.stderr
+
+
+def test_inputs_that_the_model_does_not_take_are_no_finding(run, model):
+    """They come from the command line, as those of the other commands do."""
+    result = run("shapes", f"{model}:Plain", "--input", "door=3x4:float32", "--no-onnx")
+    assert result.exit_code == 2
+    assert result.stderr.count("do not fit") == 1
+    assert "missing a required argument: 'x'" in result.stderr

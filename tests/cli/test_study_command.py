@@ -51,9 +51,11 @@ def test_diff_says_what_changed_and_its_exit_code_too(run, here):
     run("study", "reduction", *SMALL, "--seed", "1")
     same = run("runs", "diff", "reduction-0001", "reduction-0002")
     assert (same.exit_code, same.stdout.split(":")[0]) == (0, "SAME")
+    assert "settings: the same" in same.stdout
     other = run("runs", "diff", "reduction-0001", "reduction-0003")
     assert (other.exit_code, other.stdout.split(":")[0]) == (1, "CHANGED")
     assert "floors)" in other.stdout
+    assert "  seed: 0 -> 1" in other.stdout
     assert "environment: the same" in other.stdout
 
 

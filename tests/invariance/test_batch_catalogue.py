@@ -72,3 +72,58 @@ def test_rows_between_the_ends_are_looked_at_too(function, outcome):
 def test_rows_that_are_mixed_with_their_neighbours():
     x = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
     assert ds.check_invariance(smoothed, {"x": x}, axes=("batch",)).outcomes["batch"] == "different"
+
+
+class SeesTheSize(torch.nn.Module):
+    """A product whose kernel depends on the batch, and then what ``then`` does with the number of rows."""
+
+    def __init__(self, then):
+        super().__init__()
+        self.linear, self.then = torch.nn.Linear(64, 16), then
+
+    def forward(self, x):
+        return self.then(self.linear(x), x)
+
+
+SIZES_SEEN = [
+    (lambda y, x: y * x.shape[0], "aten.mul"),
+    (lambda y, x: y / len(x) ** 0.5, "aten.div"),
+    (lambda y, x: y + 0.01 * torch.arange(len(x))[:, None], "aten.arange"),
+    (lambda y, x: y.tanh() if len(x) < 3 else y, "aten.tanh"),
+    (lambda y, x: y * torch.unique(x.round()).numel(), "aten._unique2"),
+]
+
+
+@pytest.mark.parametrize(("then", "operator"), SIZES_SEEN, ids=[operator for _, operator in SIZES_SEEN])
+def test_the_place_is_where_more_than_rounding_sets_in(then, operator):
+    """And not the product before it, whose last bits change with the batch as well."""
+    torch.manual_seed(0)
+    report = ds.check_invariance(SeesTheSize(then).eval(), {"x": "4x64:float32"}, axes=("batch",))
+    assert report.outcomes["batch"] == "different"
+    assert report.first.where.operator == operator
+
+
+def test_the_place_is_where_another_layout_makes_more_than_rounding():
+    torch.manual_seed(0)
+    model = SeesTheSize(lambda y, x: y * 2 if x.is_contiguous() else y.tanh()).eval()
+    report = ds.check_invariance(model, {"x": "33x64:float32"}, axes=("layout",))
+    assert report.outcomes["layout"] == "different"
+    assert report.first.where.operator in ("aten.mul", "aten.tanh")
+
+
+def test_where_only_last_bits_change_the_place_is_the_product():
+    torch.manual_seed(0)
+    model = SeesTheSize(lambda y, x: y.tanh()).eval()
+    report = ds.check_invariance(model, {"x": "4x64:float32"}, axes=("batch",))
+    assert report.outcomes["batch"] in ("same", "rounding")
+    assert all(f.where.operator == "aten.addmm" for f in report.findings)
+
+
+def test_float64_is_asked_about_the_two_runs_that_were_compared():
+    """A row repeated to three is held against the row alone, not against the four rows that were given."""
+    torch.manual_seed(0)
+    model = SeesTheSize(lambda y, x: y if len(x) < 3 else y * 1.001).eval()
+    report = ds.check_invariance(model, {"x": "4x64:float32"}, axes=("batch",))
+    different = [t for t in report.trials if t.outcome == "different"]
+    assert different
+    assert not any("no difference" in t.reason for t in different)

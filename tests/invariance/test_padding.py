@@ -279,3 +279,43 @@ class _Turned(nn.Module):
 def test_tables_of_angles_that_are_rounded_otherwise_at_another_place_are_rounding(relative, outcome):
     report = ds.check_invariance(_Turned(relative), {"x": X, "mask": ALL}, axes="padding", explain=False)
     assert report.outcomes["padding"] in outcome
+
+
+class Attending(torch.nn.Module):
+    """A product whose kernel depends on the length, and then what ``then`` does with the weights of attention."""
+
+    def __init__(self, then):
+        super().__init__()
+        self.embedding, self.then = torch.nn.Embedding(50, 16), then
+
+    def forward(self, ids, attention_mask):
+        x = self.embedding(ids)
+        scores = x @ x.transpose(1, 2) / 4 + (attention_mask[:, None] - 1.0) * 1e4
+        return self.then(scores, x)
+
+
+PADDING_SEEN = [
+    (lambda scores, x: (scores.softmax(-1) @ x).mean(1), "aten.mean"),
+    (lambda scores, x: scores.softmax(-1) @ x / x.shape[1], "aten.div"),
+    (lambda scores, x: scores.clamp(min=-3).softmax(-1) @ x, "aten.clamp|aten._softmax"),
+]
+
+
+@pytest.mark.parametrize(("then", "operator"), PADDING_SEEN, ids=[operator for _, operator in PADDING_SEEN])
+def test_the_place_is_where_padding_makes_more_than_rounding(then, operator):
+    """Padding on the right changes these too, and is not advised."""
+    torch.manual_seed(0)
+    ids = torch.randint(1, 50, (3, 6), generator=torch.Generator().manual_seed(0))
+    inputs = {"ids": ids, "attention_mask": torch.ones(3, 6)}
+    report = ds.check_invariance(Attending(then).eval(), inputs, axes=("padding",), pad=0)
+    assert report.outcomes["padding"] == "different"
+    assert report.first.where.operator in operator.split("|")
+    assert "pad on the right" not in report.first.fix
+
+
+def test_the_twin_that_masks_its_scores_only_rounds():
+    torch.manual_seed(0)
+    ids = torch.randint(1, 50, (3, 6), generator=torch.Generator().manual_seed(0))
+    inputs = {"ids": ids, "attention_mask": torch.ones(3, 6)}
+    model = Attending(lambda scores, x: scores.softmax(-1) @ x).eval()
+    assert ds.check_invariance(model, inputs, axes=("padding",), pad=0).outcomes["padding"] in ("same", "rounding")

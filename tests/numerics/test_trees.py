@@ -224,6 +224,16 @@ NAMED = [
     ((folded(range(8)), folded(range(8, 16))), "pair(+8: fold(8))", "split in 2 halves, each: sequential"),
     (folded([5, 6, 7, 0, 1, 2, 3, 4]), "(fold(3) then 5 × x@-5+1)",
      "sequential, but not from the first term to the last"),
+    (folded([3, 4, 2, 1, 0]), "(pair(+1: x) then 3 × x@-1-1)", "sequential, backwards"),
+    (folded([0, 4, 2, 1, 3]), "(pair(+4: x) then 2 × x@+2-1 then x@+3)",
+     "sequential, but not from the first term to the last"),
+    (folded([folded(range(b, b + 8)) for b in (16, 0, 24, 8)]), "(pair(-16: fold(8)) then 2 × fold(8)@+8-16)",
+     "blocks of 8, blocks joined one after another, but not from the first term to the last"),
+    (folded([folded(range(lane, 17, 4)) for lane in range(4)]), "(fold(5 × +4: x) then 3 × fold(4 × +4: x)@+1+1)",
+     "4 lanes, lanes joined one after another, with an uneven rest"),
+    ((folded(range(8)), folded(range(8, 17))), "(fold(9) then fold(8)@-8)", "sequential blocks: 1 of 8, 1 of 9"),
+    (folded([folded(range(4)), folded(range(4, 8)), 8, 9, folded(range(10, 14))]),
+     "(pair(+4: fold(4)) then 2 × x@+8+1 then fold(4)@+10)", "terms and blocks of up to 4, one after another"),
     ((0, 1, 2, 3, 4), "fused(5 × +1: x)", "all at once, rounded once"),
 ]  # fmt: skip
 

@@ -32,6 +32,12 @@ def test_anything_else_is_refused(value: object) -> None:
         from_plain(Several, {"field": value, "schema": "several"}, "several")
 
 
+def test_a_field_that_is_not_there_is_named_and_one_with_a_default_is_not_missed() -> None:
+    assert from_plain(Several, {"field": True, "schema": "several"}, "several") == Several(True)
+    with pytest.raises(RecordError, match=r"damaged: a Several has no field$"):
+        from_plain(Several, {"schema": "several"}, "several")
+
+
 @pytest.mark.parametrize("code", ["", "N1", "N0011", "n001", "N001\x1b[2J", "N001\nIDENTICAL: the same bits"])
 def test_the_code_of_a_finding_is_a_letter_and_three_digits(code):
     with pytest.raises(InputError, match="a letter and three digits"):

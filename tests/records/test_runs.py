@@ -15,9 +15,9 @@ from driftscope.records.runs.store import create_run, open_run, runs_in, unreada
 from driftscope.records.runs.writers import Claims
 
 
-def make_run(root, values, *, study="sweep", environment=None, verdicts=None, cells=None):
+def make_run(root, values, *, study="sweep", environment=None, verdicts=None, cells=None, seed=0):
     header = {
-        "study": study, "axes": {"size": list(range(len(values)))}, "fixed": {}, "seed": 0,
+        "study": study, "axes": {"size": list(range(len(values)))}, "fixed": {}, "seed": seed,
         "cells": len(values) if cells is None else cells, "reading": {"keys": [], "verdict": "verdict",
         "floors": "floors"}, "environment": environment or {"versions": {"onnxruntime": "1.22"}},
     }  # fmt: skip
@@ -238,6 +238,17 @@ def test_the_processor_is_named_when_it_alone_changed(tmp_path, environment, val
     text = " ".join(text_of(found).split())
     assert ("only it differs, AMD EPYC (AVX2) -> " in text) is named
     assert difference(b, a).processor_alone is named
+
+
+def test_the_processor_is_not_named_where_the_seed_is_another_too(tmp_path):
+    from driftscope.report.terminal.runs import difference as text_of
+
+    a = make_run(tmp_path, [1.0], environment=processor_of("AMD EPYC", "AVX2"))
+    b = make_run(tmp_path, [1.5], environment=processor_of("Intel Xeon", "AVX512"), seed=1)
+    found = difference(a, b)
+    assert found.settings == {"seed": ("0", "1")}
+    assert not found.processor_alone
+    assert "is the cause" not in text_of(found)
 
 
 def test_a_record_read_on_another_processor_says_so():

@@ -11,6 +11,7 @@ import pytest
 
 from driftscope.errors import InputError
 from driftscope.studies import reduction
+from driftscope.studies.reduction_study import figures
 from driftscope.studies.reduction_study.cell import _median, reduction_cell
 from driftscope.studies.reduction_study.distributions import LAWS, orders, permutation_rng, permutations, sample
 from driftscope.studies.reduction_study.functions import REDUCTIONS
@@ -218,3 +219,13 @@ def test_a_study_imports_no_more_than_it_uses(study):
     code = f"import sys, driftscope; driftscope.studies.reduction({study}); {asked}"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert said.split() == ["numpy"]
+
+
+def test_the_axis_of_a_picture_says_what_a_spread_is(monkeypatch, tmp_path):
+    """Of a number it is the largest result minus the smallest, of a vector how far one element moves."""
+    monkeypatch.setattr(figures, "saved", lambda figure, path: figure)
+    functions = ("mean", "layer_norm", "torch.sum", "torch.softmax")
+    study = reduction(functions, "normal", 16, "float32", permutations=4, workers=0)
+    said = [panel.get_ylabel() for panel in figures.spread_bars(study.record, tmp_path / "bars.png").axes]
+    of_numbers, of_vectors = "largest - smallest result", "largest change of an element"
+    assert said == [of_numbers, of_vectors, of_numbers, of_vectors]

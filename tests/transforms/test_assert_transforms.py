@@ -37,6 +37,13 @@ def test_an_expected_refusal_passes_and_an_unexpected_success_fails():
         ds.testing.assert_transforms(clean, X, transforms=["vmap"], expect={"vmap": "refused"})
 
 
+def test_an_expectation_of_what_is_not_checked_does_not_pass_in_silence():
+    with pytest.raises(ValueError, match="expect names 'vmpa'; checked were vmap"):
+        ds.testing.assert_transforms(clean, X, transforms=["vmap"], expect={"vmpa": "refused"})
+    with pytest.raises(ValueError, match="expect names 'order'; checked were repeat, batch"):
+        ds.testing.assert_invariant(torch.relu, X, axes="batch", expect={"order": "different"}, explain=False)
+
+
 def test_fail_on_different_accepts_a_refusal():
     ds.testing.assert_transforms(by_value, X, transforms=["vmap"], fail_on="different")
 

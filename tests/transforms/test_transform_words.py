@@ -47,6 +47,53 @@ def test_the_tensor_that_is_mapped_and_the_reason_are_those_of_the_place(functio
     assert said[1].startswith(why)
 
 
+KEPT = torch.zeros(5)
+
+
+def writes_outside(x):
+    KEPT.add_(x)
+    return x * 2
+
+
+def writes_its_argument(x):
+    x.add_(1)
+    return x * 2
+
+
+def checkpointed(x):
+    return torch.utils.checkpoint.checkpoint(lambda y: y.sin() * y, x, use_reentrant=False)
+
+
+def past_data(x):
+    return (x.data * x).sum()
+
+
+def norm_of_nothing(x):
+    return (x * 0).norm()
+
+
+@pytest.mark.parametrize(("function", "transform", "why", "fix"), [
+    (writes_outside, "vmap", "is shared by all examples: the loop writes to it in turn", "return the new value"),
+    (writes_outside, "grad", "exists outside the function, and grad does not follow", "return the new value"),
+    (writes_its_argument, "grad", "`x` is what is differentiated, and autograd", "clone `x` first"),
+    (checkpointed, "grad", "Hooks on saved tensors", "call the function directly"),
+    (past_data, "hessian", "Under hessian the derivative flows through `.data` as well", ".detach()"),
+    (norm_of_nothing, "hessian", "Forward and reverse mode each have a rule", "use an equivalent operator"),
+])  # fmt: skip
+def test_what_speaks_of_examples_is_said_of_vmap_alone(function, transform, why, fix) -> None:
+    report = ds.check_transforms(function, torch.randn(3, 5), transforms=(transform,))
+    one = next(f for f in report.findings if f.transform == transform and f.code not in ("T020", "T035"))
+    assert why in one.why
+    assert fix in one.fix
+
+
+def test_the_side_that_has_no_finite_derivative_is_named() -> None:
+    """Plain autograd gives NaN at the norm of zeros, forward over reverse does not: torch's rule there is not wrong."""
+    report = ds.check_transforms(norm_of_nothing, torch.randn(3, 5), transforms=("hessian",))
+    assert report.first is not None
+    assert report.first.what == "plain autograd gives NaN or infinity where hessian gives finite values"
+
+
 def takes_from_its_argument(x, values):
     values.pop()
     return x.sum(0)

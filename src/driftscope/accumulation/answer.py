@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from driftscope.accumulation.contrast import contrast
+from driftscope.accumulation.contrast import MEANS, contrast
 from driftscope.accumulation.drawing import draw_tree
 from driftscope.accumulation.order import RevealedOrder
 from driftscope.accumulation.order_maps import letter, map_lines
@@ -19,13 +19,6 @@ from driftscope.errors import InputError
 from driftscope.numerics.formats import numpy_dtype
 from driftscope.records.kinds.accumulation import AccumulationRecord, OtherOrder, Replayed
 from driftscope.records.words import counted
-
-_MEANS = {
-    "divide": "the sum divided by n",
-    "reciprocal": "the sum times 1/n",
-    "divide-last": "the rounded sum divided by n",
-    "divide-first": "every term times 1/n",
-}
 
 
 class Accumulation(RevealedOrder):
@@ -162,7 +155,7 @@ class Accumulation(RevealedOrder):
         fma = {True: ", products added unrounded (FMA)", False: ", products rounded first", None: ""}
         product = fma[self.fma] if not isinstance(self.fma, str) else ", some products added unrounded (FMA)"
         flushed = f"; subnormals {self.subnormals}" if self.subnormals not in ("", "kept") else ""
-        mean = "" if self.arithmetic.mean == "none" else f"; the mean: {_MEANS[self.arithmetic.mean]}"
+        mean = "" if self.arithmetic.mean == "none" else f"; the mean: {MEANS[self.arithmetic.mean]}"
         return "\n".join(
             (
                 f"{self.kernel}, {counted(self.n, 'term')} of {self.dtype}{shape}{threads} ({self.library})",

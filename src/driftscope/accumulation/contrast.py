@@ -64,6 +64,16 @@ def difference(a: RevealedOrder, b: RevealedOrder) -> tuple[str, str] | None:
     return None
 
 
+#: What is returned, by the mean of an arithmetic.
+MEANS = {
+    "none": "the sum",
+    "divide": "the sum divided by n",
+    "reciprocal": "the sum times 1/n",
+    "divide-last": "the rounded sum divided by n",
+    "divide-first": "every term times 1/n",
+}
+
+
 def _names(a: RevealedOrder, b: RevealedOrder) -> tuple[str, str]:
     if a.kernel != b.kernel:
         return a.kernel, b.kernel
@@ -97,9 +107,18 @@ def _fma(a: RevealedOrder) -> str:
 
 
 def _same(a: RevealedOrder, b: RevealedOrder) -> str:
-    if a.accumulator == b.accumulator and a.output == b.output and a.arithmetic.mean == b.arithmetic.mean:
-        if a.fma == b.fma == "mixed" and a.fma_terms != b.fma_terms:
-            return "FMA is used for different terms, so the same values can give other last bits."
-        if a.fma == b.fma:
-            return "Accumulator and rounding are the same too, so the same values give the same bits."
-    return f"But {_arithmetic(a, b)}, the results being {a.output} and {b.output}, so the last bits can differ."
+    """Say what two sums of one order differ in besides."""
+    if a.fma == b.fma == "mixed" and a.fma_terms != b.fma_terms:
+        return "FMA is used for different terms, so the same values can give other last bits."
+    means = MEANS[a.arithmetic.mean], MEANS[b.arithmetic.mean]
+    apart = [
+        *([f"one accumulates in {a.accumulator}, the other in {b.accumulator}"] * (a.accumulator != b.accumulator)),
+        *([f"FMA is {_fma(a)} here and {_fma(b)} there"] * (a.products and b.products and a.fma != b.fma)),
+        *([f"one returns {means[0]}, the other {means[1]}"] * (means[0] != means[1])),
+        *([f"the results are {a.output} and {b.output}"] * (a.output != b.output)),
+    ]
+    if not apart:
+        return "Accumulator and rounding are the same too, so the same values give the same bits."
+    sized = means[0] != means[1] and "none" in (a.arithmetic.mean, b.arithmetic.mean)
+    so = "the results are not of one size" if sized else "the last bits can differ"
+    return f"But {', and '.join(apart)}, so {so}."

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from driftscope.accumulation.revealing.dependence import Opener
 from driftscope.accumulation.revealing.verification import Verified
 from driftscope.numerics.formats import FORMATS
-from driftscope.numerics.trees.families import family_of
+from driftscope.numerics.trees.families import MIXED, family_of
 from driftscope.numerics.trees.naming import Term, describe, spine_words
 from driftscope.numerics.trees.replay import SumArithmetic
 from driftscope.numerics.trees.tree import SumTree
@@ -100,18 +100,19 @@ class RevealedOrder:
         if self.terms is None:
             # A pattern with loose ends names its largest part; a known order has a better name.
             words = family_of(self.structure)
-            return self.known if self.known and "uneven" in words else words
+            return self.known if self.known and ("uneven" in words or words.startswith(MIXED)) else words
         return f"a sketch: {spine_words(self.tree, self.terms)}"
 
     @property
     def accumulator(self) -> str:
-        """Format of partial sums."""
-        return self.arithmetic.accumulator
+        """Format of partial sums; ``"exact"`` where none is rounded."""
+        whole = self.tree.has_fused and self.tree.depth == 1 and self.arithmetic.fused == "exact"
+        return "exact" if whole else self.arithmetic.accumulator
 
     @property
     def fma(self) -> bool | str | None:
         """Whether products are added unrounded; ``"mixed"`` where some are; None where there is nothing to round."""
-        exact = 2 * FORMATS[self.dtype].p <= FORMATS[self.accumulator].p
+        exact = 2 * FORMATS[self.dtype].p <= FORMATS[self.arithmetic.accumulator].p
         if not self.products or exact:
             return None
         return {"fma": True, "rounded": False}.get(self.arithmetic.product, self.arithmetic.product)

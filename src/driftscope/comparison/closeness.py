@@ -135,6 +135,9 @@ def _compare(actual: Any, expected: Any, rules: Rules, path: Path) -> Mismatch |
     if not beyond:
         return None
     what = f"{beyond} of {counted(x.numel(), 'element')} beyond {_bound(rtol, atol)}"
+    both = 0 if rules.equal_nan else sum(int((p.isnan() & q.isnan()).sum()) for _, p, q in pieces(x, y))
+    if both:
+        what += f", {both} of them NaN on both sides, which equal_nan=True takes for equal"
     return Mismatch(path, what, measure(y, x), beyond, operand(y).dtype)
 
 

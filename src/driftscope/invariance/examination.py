@@ -195,8 +195,10 @@ class InvarianceCheck:
         found = list(found)
         for k in different or asked[:1]:
             trial, answer = found[k]
-            changed, other = trial.other.changed or {}, trial.other
-            share = self.judge.lifted(changed, trial.positions, trial.based, other.select, other.calling, other.lifted)
+            one, other = trial.one, trial.other
+            first = one.select if one.changed else trial.based
+            changed = one.changed or {}, other.changed or {}
+            share = self.judge.lifted(changed, trial.positions, first, other.select, other.calling, other.lifted)
             found[k] = trial, with_lifted(answer, share)
             if found[k][1].outcome == "different":
                 break
@@ -223,8 +225,9 @@ class InvarianceCheck:
             return "fill the padding with zeros, or take it out with torch.where: 0 x NaN is NaN"
         if trial.axis == "padding" and trial.ways == "joining" and trial.kept is not None and trial.kept.left:
             others = [a for t, a in self.answers["padding"] if t.kept is not None and not t.kept.left and not t.aside]
-            fine = ", which changes nothing but last bits" * (worst_of(others).outcome in ("same", "rounding"))
-            return f"pad on the right{fine}, or give the program position ids that do not count the padding"
+            if worst_of(others).outcome in ("same", "rounding"):
+                fine = "pad on the right, which changes nothing but last bits"
+                return f"{fine}, or give the program position ids that do not count the padding"
         if trial.axis == "padding":
             return "leave the padding out where positions first mix: mask it before that operator"
         if (

@@ -34,6 +34,8 @@ _FLOAT64_UNIT = 2.0**-53
 
 #: What a lifted program returned.
 Outputs = Sequence[LiftedOutput]
+#: Inputs that a run replaces.
+Changed = Mapping[int, torch.Tensor]
 #: Selects from one output (by its position) what two results are compared in.
 Select = Callable[[int, torch.Tensor], torch.Tensor]
 #: Evaluates a program on pieces of a sequence.
@@ -158,21 +160,21 @@ class Judge:
     # --- in float64 ---------------------------------------------------------------------------------------------------
 
     def lifted(
-        self, changed: Mapping[int, torch.Tensor], positions: Sequence[int], mine: Select, theirs: Select,
+        self, changed: tuple[Changed, Changed], positions: Sequence[int], mine: Select, theirs: Select,
         calling: Calling | None = None, pieces: Pieces | None = None,
     ) -> float | None:  # fmt: skip
         """Return how far the program's own formula, in float64, gives something else on changed inputs.
 
         Parameters
         ----------
-        changed : mapping of int to Tensor
-            As for :meth:`Runner.run`.
+        changed : pair of mappings of int to Tensor
+            As for :meth:`Runner.run`: of the first run, nothing for the inputs as given, and of the other one.
         positions : sequence of int
             The outputs to compare.
         mine, theirs : callable
-            What of an output on the inputs as given, and of one on the changed inputs, is compared.
+            What of an output of the first run, and of one of the other, is compared.
         calling : callable or None
-            Calls the program in a way of its own.
+            Calls the program in a way of its own, in the other run.
         pieces : callable or None
             Evaluates it on one piece after the other instead, given how each is evaluated.
 
@@ -186,13 +188,15 @@ class Judge:
             return None
         try:
             if pieces is None:
-                graph = lift_bound(self._bound(changed, calling))
+                graph = lift_bound(self._bound(changed[1], calling))
             outputs = pieces if pieces is not None else lambda evaluate: evaluate(graph)
-            share = self._worst(self.side.clean, outputs(lambda g: g.run()), positions, mine, theirs)
+            first = lift_bound(self._bound(changed[0], None)) if changed[0] else self.side.graph
+            clean = first.run() if changed[0] else self.side.clean
+            share = self._worst(clean, outputs(lambda g: g.run()), positions, mine, theirs)
             if share is not None and share > 1.0:
                 # Tables that are computed from sizes (of sines, of positions) keep the rounding they were made with,
                 # and another size makes other ones: only where they are real numbers too does the function differ.
-                share = self._worst(_really(self.side.graph), outputs(_really), positions, mine, theirs)
+                share = self._worst(_really(first), outputs(_really), positions, mine, theirs)
             return share
         except (CannotLift, DriftscopeError, RuntimeError, ValueError, TypeError, LookupError, AttributeError):
             return None
@@ -203,7 +207,7 @@ class Judge:
         shares = [self._share(k, one, other, mine, theirs) for k in positions]
         return None if any(s is None for s in shares) else max((s for s in shares if s is not None), default=0.0)
 
-    def _bound(self, changed: Mapping[int, torch.Tensor], calling: Calling | None) -> Bound:
+    def _bound(self, changed: Changed, calling: Calling | None) -> Bound:
         if calling is None:
             return self.runner.binding(changed)
         program = called_by(self.runner.program, calling)

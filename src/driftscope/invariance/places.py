@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +18,8 @@ from driftscope.invariance.tracing import REGROUPING, TracedOperator, traced
 from driftscope.invariance.trials.trial import AxisTrial, KeptPositions, RowMap, RunVariant
 from driftscope.records.finding import Where
 
+#: What a place is called, and what one where more than rounding sets in.
+_BEYOND = ("whose bits change", "whose results differ by more than rounding")
 #: Operators that put what was computed of some rows back among all.
 _PUT_BACK = ("index_put", "index_add", "index_copy", "scatter", "where", "cat", "stack", "ScatterND", "ScatterElements")
 
@@ -67,8 +70,11 @@ def meeting_of(runner: Runner, trial: AxisTrial, *, rounding: bool = False) -> M
         one, other = traced(runner, trial.one), traced(runner, trial.other)
         if trial.kept is not None:
             base = traced(runner, RunVariant()) if trial.kept.both else one
-            kept = _first_kept(one, other, base, trial.kept, rounding)
-            return _with_orders(kept, runner, trial) if rounding else kept
+            if rounding:
+                return _with_orders(_first_kept(one, other, base, trial.kept, rounding), runner, trial)
+            # At equal lengths nothing rounds otherwise, and one bit tells.
+            walk = partial(_first_kept, one, other, base, trial.kept, rounding)
+            return (None if trial.kept.both else _beyond(walk)) or walk()
         rows = trial.rows
         shapes = None
         if rows is not None and rows.counts[0] == rows.counts[1]:
@@ -78,7 +84,11 @@ def meeting_of(runner: Runner, trial: AxisTrial, *, rounding: bool = False) -> M
                 return None
     except (CannotLift, DriftscopeError, RuntimeError, ValueError, TypeError, NotImplementedError):
         return None
-    found = _first(one, other, rows, shapes)
+    beyond = None
+    if not rounding and shapes is None and (rows is not None or trial.axis in ("threads", "layout")):
+        # Other sizes, threads and layouts round otherwise from the first product on: results part later.
+        beyond = _beyond(partial(_first, one, other, rows, None)) or _in_one_alone(one, other)
+    found = beyond or _first(one, other, rows, shapes)
     if trial.axis == "denormals":
         return _of_denormals(found, one)
     return _with_orders(found, runner, trial) if rounding else found
@@ -91,18 +101,18 @@ def _in_last_piece(
     one, other = traced(runner, last()), traced(runner, RunVariant())
     size = trial.pieces[-1]
     kept = KeptPositions(size, sum(trial.pieces) - size, left=True, both=False)
-    return _first_kept(one, other, one, kept, rounding, same_bits if rounding else _agree)
+    return _first_kept(one, other, one, kept, rounding, same_bits if rounding else _agree, in_pieces=not rounding)
 
 
-def _agree(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two values are the same but for rounding: halfway to the last bit, other values have begun."""
+def _agree(one: torch.Tensor, other: torch.Tensor, share: float = 0.5) -> bool:
+    """Whether two values are the same but for rounding: that share of the way to the last bit, others have begun."""
     if one.shape != other.shape:
         return False
     if not one.is_floating_point() and not one.is_complex():
         return bool(torch.equal(one, other))
     gap = torch.where((one == other) | (one.isnan() & other.isnan()), 0.0, (one - other).abs().double())
     size = torch.where(one.isfinite(), one, 0.0).abs().double()
-    limit = torch.finfo(one.dtype).eps ** 0.5 * float(size.max()) if one.numel() else 0.0
+    limit = torch.finfo(one.dtype).eps ** share * float(size.max()) if one.numel() else 0.0
     return not bool((gap.nan_to_num(torch.inf, torch.inf) > limit).any())
 
 
@@ -161,6 +171,7 @@ def _first(
     other: Sequence[TracedOperator],
     rows: RowMap | None,
     alone: Sequence[TracedOperator] | None,
+    alike: Callable[[torch.Tensor, torch.Tensor], bool] = same_bits,
 ) -> Meeting | None:
     """Walk both runs in order and stop at the first value that differs in the row that is compared."""
     counterpart = _aligned(one, alone) if alone is not None else {}
@@ -170,7 +181,7 @@ def _first(
         a, b = one[i], other[j]
         for k, (x, y) in enumerate(zip(a.outputs, b.outputs, strict=False)):
             if rows is None:
-                if not same_bits(x, y):
+                if not alike(x, y):
                     return _at(a, b, None)
                 continue
             if alone is not None and x.shape != y.shape:
@@ -180,14 +191,34 @@ def _first(
             mine = _row(x, single, rows.one, rows.counts[0])
             theirs = _row(y, single, rows.other, rows.counts[1])
             if mine is None or theirs is None:
-                if single is not None and x.shape == y.shape and not same_bits(x, y):
+                if single is not None and x.shape == y.shape and not alike(x, y):
                     shared = shared or a
                 continue
-            if not any(same_bits(m, t) for m, t in zip(mine, theirs, strict=False)):
-                if resized is not None and any(word in a.operator for word in _PUT_BACK):
+            if not any(alike(m, t) for m, t in zip(mine, theirs, strict=False)):
+                if resized is not None and (a.pointwise or any(word in a.operator for word in _PUT_BACK)):
                     return resized
                 return _at(a, b, shared, meets=rows.one == rows.other and alone is not None)
     return _at(shared, shared, shared) if shared is not None else resized
+
+
+def _beyond(walk: Callable[[Callable[[torch.Tensor, torch.Tensor], bool]], Meeting | None]) -> Meeting | None:
+    """Find a place by more than rounding: coarsely first, or rounding that grew would be taken for it."""
+    for share in (0.5, 0.75):
+        found = walk(partial(_agree, share=share))
+        if found is not None:
+            return replace(found, words=found.words.replace(*_BEYOND))
+    return None
+
+
+def _in_one_alone(one: Sequence[TracedOperator], other: Sequence[TracedOperator]) -> Meeting | None:
+    """Return the first operator that only one of the runs calls: they went different ways."""
+    met = _aligned(one, other)
+    for steps, taken in ((one, set(met)), (other, set(met.values()))):
+        alone = next((seen for k, seen in enumerate(steps) if k not in taken), None)
+        if alone is not None:
+            words = f"{alone.operator} runs in one of the two only"
+            return Meeting(alone.where, words, "", {"operator": alone.operator})
+    return None
 
 
 def _first_kept(
@@ -197,6 +228,8 @@ def _first_kept(
     kept: KeptPositions,
     rounding: bool,
     alike: Callable[[torch.Tensor, torch.Tensor], bool] = same_bits,
+    *,
+    in_pieces: bool = False,
 ) -> Meeting | None:
     """Walk both runs and stop at the first value that differs at a position that is no padding."""
     short = _aligned(one, base)
@@ -204,10 +237,10 @@ def _first_kept(
         if i not in short:
             continue
         a, b = one[i], other[j]
-        if alike is _agree and a.operator.replace(".", "::") in REGROUPING:
+        if in_pieces and a.operator.replace(".", "::") in REGROUPING:
             continue  # what only looks at values is never where they become others
         for x, y, z in zip(a.outputs, b.outputs, base[short[i]].outputs, strict=False):
-            if not x.is_floating_point() and (rounding or not _along_positions(x, y, z, in_pieces=alike is _agree)):
+            if not x.is_floating_point() and (rounding or not _along_positions(x, y, z, in_pieces=in_pieces)):
                 continue  # sizes, and what is computed of sizes, are not along the sequence and differ by right
             mine = _positions(x, z.shape, kept) if kept.both else [x] * 2
             theirs = _positions(y, z.shape, kept)

@@ -39,6 +39,7 @@ class TracedOperator:
     outputs: tuple[torch.Tensor, ...]
     shapes: tuple[tuple[int, ...], ...] = ()
     call: SumCall | None = None
+    pointwise: bool = False
 
 
 def traced(runner: Runner, variant: RunVariant) -> list[TracedOperator]:
@@ -114,7 +115,8 @@ class _Recorder(TorchDispatchMode):
         shapes = tuple(tuple(x.shape) for x in outputs)
         call = sum_call(name, func._schema, args, kwargs or {})
         outputs = [x for x in kept if x is not None]
-        self.seen.append(TracedOperator(str(where.node), name, where, tuple(outputs), shapes, call))
+        single = torch.Tag.pointwise in func.tags
+        self.seen.append(TracedOperator(str(where.node), name, where, tuple(outputs), shapes, call, single))
         return result
 
     def _copy(self, x: torch.Tensor) -> torch.Tensor | None:

@@ -101,8 +101,15 @@ def _build_record(kind: type, data: Any) -> Any:
         raise TypeError(f"{data!r:.60} stands where a {kind.__name__} belongs")
     hints = typing.get_type_hints(kind)
     known = {f.name for f in dataclasses.fields(kind)}
+    needed = [f.name for f in dataclasses.fields(kind) if _needed(f) and f.name not in data]
+    if needed:
+        raise TypeError(f"a {kind.__name__} has no {', '.join(needed)}")
     # Fields of a newer minor version are additions; an older reader leaves them out.
     return kind(**{k: _build(hints[k], v) for k, v in data.items() if k in known})
+
+
+def _needed(field: dataclasses.Field[Any]) -> bool:
+    return field.init and field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 
 def _build_optional(kind: Any, data: Any) -> Any:

@@ -95,4 +95,7 @@ def record_of(data: Mapping[str, Any], source: str) -> Any:
         )
     module, name, _ = known
     record_class: Callable[..., Any] = getattr(importlib.import_module(module), name)
-    return record_class.from_dict(data)  # type: ignore[attr-defined]
+    try:
+        return record_class.from_dict(data)  # type: ignore[attr-defined]
+    except RecordError as error:
+        raise RecordError(f"{source!r}: {error}") from error

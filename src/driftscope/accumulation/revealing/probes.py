@@ -219,9 +219,9 @@ class Prober:
 
 
 def not_additive(name: str, evidence: str, values: Array) -> RevealError:
-    """Return the refusal of a kernel that is not a tree of additions."""
+    """Return the refusal of a kernel whose counts are those of no tree of additions."""
     shown = values[np.argmax(np.abs(values - np.clip(np.rint(values), 0, None)))]
     return RevealError(
-        f"{name} is not a tree of additions: {evidence} ({shown:.6g}); running means (Welford), compensated sums,"
+        f"{name}: no tree of additions was found: {evidence} ({shown:.6g}); running means (Welford), compensated sums,"
         " maxima and normalisations have no order to reveal"
     )

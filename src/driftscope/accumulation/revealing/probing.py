@@ -219,8 +219,8 @@ class TreeFinder:
         values, inverse, counts = np.unique(under, return_inverse=True, return_counts=True)
         if complete and not np.array_equal(np.cumsum(counts) + (not tie.place), values):
             raise RevealError(
-                f"{self.prober.kernel.name} is not a tree of additions: terms that meet at one height are not as many"
-                " as were counted there"
+                f"{self.prober.kernel.name}: no tree of additions was found: terms that meet at one height are not as"
+                " many as were counted there"
             )
         order = np.argsort(inverse, kind="stable")
         again = []

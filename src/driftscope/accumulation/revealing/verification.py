@@ -19,13 +19,14 @@ from driftscope.accumulation.revealing.refusal import AloneError, RevealError
 from driftscope.accumulation.revealing.subnormals import subnormal_rows, subnormal_words
 from driftscope.numerics.formats import FORMATS, numpy_dtype
 from driftscope.numerics.trees.balanced import Scale, balanced_rows, scale_for
-from driftscope.numerics.trees.replay import SumArithmetic
+from driftscope.numerics.trees.replay import SumArithmetic, finished
 from driftscope.numerics.trees.tree import SumTree
 from driftscope.records.words import counted
 
 Array = npt.NDArray[Any]
 
 _FIRST = 16  # rows that sort out most candidates
+_DIVIDED = 1 << 12  # terms among which those are looked for that tell two ways of a mean apart
 _MOST_TERMS = 1 << 24  # drawn at a time
 MEANS = ("divide", "reciprocal", "divide-last", "divide-first")
 _FUSED = ("exact", "aligned+0", "aligned+1", "aligned+2", "aligned+3")
@@ -114,13 +115,13 @@ def verify(
     scale = scale_for(kernel.dtype, accumulators[0])
     means = _means(gain) if guess is None else guess.means
     share, rows = _share_and_rows(kernel, mean="none" not in means)
-    draw = _Draw(kernel, tree, scale, rng)
+    draw = _Draw(kernel, tree, scale, rng, accumulators[0] if "none" not in means else "")
     first = min(rows, max(_MOST_TERMS // kernel.length, _FIRST))
     if kernel.products:
         trials = draw.multiplied(rows, _columns(kernel, rows) if scale.repairs == 0 else 1)
     else:
         trials = [draw.added(first, alone)]
-    closest = 0.0
+    closest = elsewhere = 0.0
     for number, arithmetic in enumerate(_candidates(kernel, tree, accumulators, means)):
         # The first candidate is nearly always the one; the others are sorted out on a few rows.
         few = _FIRST if number else 0
@@ -133,9 +134,17 @@ def verify(
                 share_equal = _agreement(tree, more, arithmetic, kernel.output)
                 many += len(more[0].x)
             if share_equal == 1.0:
-                draw.hold_on_any_rows(arithmetic)
-                return arithmetic, Verified(many, float((1 - share) ** many))
+                usual = draw.on_any_rows(arithmetic)
+                if usual == 1.0:
+                    return arithmetic, Verified(many, float((1 - share) ** many))
+                elsewhere = max(elsewhere, usual)
         closest = max(closest, share_equal)
+    if closest == 1.0:
+        raise RevealError(
+            f"{kernel.name}: a tree was found, but on rows drawn at random adding in its order gives other bits in"
+            f" {1 - elsewhere:.0%} of them, so it is not reported; the kernel rounds its result otherwise than its"
+            " format does, or its order depends on the values"
+        )
     raise RevealError(
         f"{kernel.name}: a tree was found, but adding in its order gives the kernel's bits on only {closest:.1%} of"
         " rows, so it is not reported; the kernel rounds in a way not known here, or its order depends on the values"
@@ -144,12 +153,13 @@ def verify(
 
 @dataclass(frozen=True, slots=True)
 class _Draw:
-    """Draws rows and has them added."""
+    """Draws rows and has them added; of a mean, ``divided_in`` is the format of its partial sums."""
 
     kernel: Kernel
     tree: SumTree
     scale: Scale
     rng: np.random.Generator
+    divided_in: str = ""
     usual: list[_Trial] = field(default_factory=list)
 
     def added(self, rows: int, alone: tuple[Array, Array] | None = None) -> _Trial:
@@ -178,31 +188,25 @@ class _Draw:
         kernel.subnormals = subnormal_words(kernel, found[len(usual) :][: len(small)], 1.0)
         return _Trial(x, result[: len(x)])
 
-    def hold_on_any_rows(self, arithmetic: SumArithmetic) -> None:
-        """Replay rows drawn at random: the sums of balanced ones are short, and fit a narrower format as well.
+    def on_any_rows(self, arithmetic: SumArithmetic) -> float:
+        """Replay rows drawn at random, and say which share is the kernel's.
 
-        Raises
-        ------
-        RevealError
-            If the kernel gives other bits there.
+        The sums of balanced rows are short: they fit a narrower format as well, and most ways to divide them.
         """
         kernel = self.kernel
         if kernel.products:
-            return
+            return 1.0
         if not self.usual:
             x = self._usual_rows()
             self.usual.append(_Trial(x, in_rows(kernel, x)))
-        share = _agreement(self.tree, self.usual, arithmetic, kernel.output)
-        if share < 1.0:
-            raise RevealError(
-                f"{kernel.name}: a tree was found, but on rows drawn at random adding in its order gives other bits in"
-                f" {1 - share:.0%} of them, so it is not reported; the kernel rounds its result otherwise than its"
-                " format does, or its order depends on the values"
-            )
+        return _agreement(self.tree, self.usual, arithmetic, kernel.output)
 
     def _usual_rows(self) -> Array:
         kernel = self.kernel
         rows: Array = self.rng.standard_normal((_FIRST, kernel.n)).astype(numpy_dtype(kernel.dtype))
+        if self.divided_in:
+            rows = np.concatenate([rows, np.zeros_like(rows)])
+            rows[_FIRST:, 0] = _telling_terms(kernel, self.divided_in, self.rng)
         return rows
 
     def multiplied(self, rows: int, columns: int) -> list[_Trial]:
@@ -245,6 +249,16 @@ def _share_and_rows(kernel: Kernel, *, mean: bool) -> tuple[float, int]:
         share *= _SHALLOW / kernel.length
         rows = min(math.ceil(math.log(1e-4) / math.log1p(-share)), _MOST_ROWS)
     return share, min(rows, max(_ALL_TERMS // kernel.length, _FIRST))
+
+
+def _telling_terms(kernel: Kernel, accumulator: str, rng: np.random.Generator) -> Array:
+    """Draw single terms whose mean has other bits divided by n than times 1/n, as far as there are such terms."""
+    terms: Array = rng.uniform(1, 2, _DIVIDED).astype(numpy_dtype(kernel.dtype))
+    total, output = terms.astype(numpy_dtype(accumulator)), numpy_dtype(kernel.output)
+    divided, times = (
+        finished(total, kernel.length, SumArithmetic(accumulator, mean=mean), output) for mean in MEANS[:2]
+    )
+    return terms[np.argsort(divided == times, kind="stable")[:_FIRST]]
 
 
 def _means(gain: float) -> tuple[str, ...]:

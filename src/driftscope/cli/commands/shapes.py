@@ -14,7 +14,7 @@ from driftscope.cli.answers import answer_options, give
 from driftscope.cli.surroundings import Journey
 from driftscope.cli.surroundings import command as make_command
 from driftscope.cli.unanswered import unanswered
-from driftscope.errors import Exit
+from driftscope.errors import Exit, InputError
 
 if TYPE_CHECKING:
     from driftscope.records.kinds.shape_report import ShapeRecord
@@ -93,6 +93,8 @@ def _checked(target: str, options: dict[str, Any], journey: Journey) -> ShapeRec
         targets = ("aoti",) if options["no_onnx"] else ("onnx", "aoti")
     journey(f"Exporting {found.name} and running it at many shapes")
     report = check_shapes(found.program, inputs, dynamic=dynamic, targets=targets, onnx=options["onnx"])
+    if [f.code for f in report.findings] == ["S007"]:  # the command line's own inputs
+        raise InputError(report.findings[0].what)
     if options["save_cover"]:
         journey("Looking for programs that keep every shape")
         made = cover_shapes(found.program, inputs, dynamic=dynamic)

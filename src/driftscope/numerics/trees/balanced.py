@@ -88,6 +88,8 @@ def balanced_rows(
         # Values of fewer bits than the terms would be added without rounding.
         values = _split(tree, many, scale.small, rng, np.float64 if terms == "float64" else np.float32)
         values *= scale.size
+        if terms == "float16":  # a step of hundreds of terms would leave it
+            values *= 2.0 ** min(0, 15 - math.frexp(float(np.abs(values).max()))[1])
         if weights is not None:
             values /= weights.astype(values.dtype)[:, None]
         values = np.ascontiguousarray(values.T)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from driftscope.numerics.trees.naming import Chain, Fold, Leaf, Term
 
 _UNEVEN = ", with an uneven rest"
+MIXED = "terms and blocks of up to "
+_TURNED = ", but not from the first term to the last"
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ def family_of(term: Term) -> str:
     if isinstance(term, Leaf):
         return "a single term"
     if isinstance(term, Chain):
-        return _blocks(term) or f"{family_of(_heaviest(term)).removesuffix(_UNEVEN)}{_UNEVEN}"
+        return _blocks(term) or f"{_heaviest(term)}{_UNEVEN}"
     levels, innermost = _levels(term)
     first = levels[0]
     if first.copies == 2 and len(levels) > 1 and 2 * first.strides[0] == width(term) and isinstance(term, Fold):
@@ -90,21 +92,60 @@ def _nested(levels: list[_Level], n: int) -> str:
 
 
 def _blocks(term: Chain) -> str | None:
-    """Recognise runs of consecutive terms, as of a matrix product cut along K."""
+    """Recognise terms added one after another, lanes of unequal length, and runs of consecutive terms."""
+    one_by_one = all(isinstance(run.inner, Leaf) and not run.fused for run in term.runs)
+    if one_by_one and _pairs_turned(term):
+        return "dot-product pairs: one after another, two neighbours at a time, the second of them first"
+    if one := _repeated(term):
+        if one == Leaf() and _descending(term):
+            return "sequential, backwards"
+        words = "sequential" if one == Leaf() else f"blocks of {width(one)}, blocks joined one after another"
+        return f"{words}{_TURNED}"
+    parts = [(1, term.head), *((run.count, run.inner) for run in term.runs)]
+    strides = {_stride(part) for _, part in parts}
+    if len(strides) == 1 and 1 < (lanes := abs(strides.pop())) == sum(count for count, _ in parts):
+        return f"{lanes} lanes, lanes joined one after another{_UNEVEN}"
     found: list[tuple[int, int]] = []
-    for count, part in [(1, term.head), *((run.count, run.inner) for run in term.runs)]:
+    for count, part in parts:
         many, size = _consecutive(part)
         if size == 0:
             return None
         found.append((count * many, size))
-    single = [size == 1 for _, size in found[1:]]
-    if all(single) and _pairs_turned(term):
-        return "dot-product pairs: one after another, two neighbours at a time, the second of them first"
-    if all(single):
-        return "sequential, but not from the first term to the last" if found[0][0] == 1 else None
-    if any(single):
-        return None
-    return "sequential blocks: " + ", ".join(f"{count} of {size}" for count, size in found)
+    turned = "" if _ascending(term) else _TURNED
+    if any(size == 1 for _, size in found[1:]):
+        return f"{MIXED}{max(size for _, size in found)}, one after another{turned}"
+    if turned and len(found) == 2 and found[0][0] == found[1][0] == 1:  # a sum of two has no order
+        found, turned = found[::-1], ""
+    return f"sequential blocks: {', '.join(f'{count} of {size}' for count, size in found)}{turned}"
+
+
+def _repeated(term: Chain) -> Term | None:
+    """Return the term, or the run of consecutive terms, whose copies are all that is added one after another."""
+    one, head = term.runs[0].inner, term.head
+    begun = head == one or (isinstance(head, Fold) and not head.fused and head.inner == one)
+    alike = begun and all(run.inner == one and not run.fused for run in term.runs)
+    return one if alike and not _ascending(term) and _consecutive(one)[0] == 1 else None
+
+
+def _stride(term: Term) -> int:
+    """Return how far apart the terms are that a fold adds one after another; 0 where it is no such fold."""
+    return term.stride if isinstance(term, Fold) and not term.fused and isinstance(term.inner, Leaf) else 0
+
+
+def _descending(term: Chain) -> bool:
+    """Whether the last two terms come first, and the others from there to the first."""
+    run = term.runs[0]
+    return len(term.runs) == 1 and str(term.head) == "pair(+1: x)" and run.offset == -1 and run.stride in (0, -1)
+
+
+def _ascending(term: Chain) -> bool:
+    """Whether every part begins where the one before it ends."""
+    end = width(term.head)
+    for run in term.runs:
+        if run.offset != end or (run.count > 1 and run.stride != width(run.inner)):
+            return False
+        end += run.count * width(run.inner)
+    return True
 
 
 def _pairs_turned(term: Chain) -> bool:
@@ -124,5 +165,9 @@ def _consecutive(term: Term) -> tuple[int, int]:
     return 0, 0
 
 
-def _heaviest(term: Chain) -> Term:
-    return max((term.head, *(run.inner for run in term.runs)), key=width)
+def _heaviest(term: Chain) -> str:
+    """Name the largest part, where it says something about the whole."""
+    part = max((term.head, *(run.inner for run in term.runs)), key=width)
+    if 4 * width(part) < width(term):
+        return f"parts of up to {width(part)} terms, one after another"
+    return family_of(part).removesuffix(_UNEVEN)

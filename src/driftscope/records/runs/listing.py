@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +165,8 @@ class RunDifference:
         Entries that differ; ``""`` where one is missing.
     processors : pair of str
         On which A and B were made.
+    settings : mapping of name to (str, str)
+        What the study was given, and its code, where they differ; ``""`` where one is missing.
     """
 
     a: str
@@ -176,6 +178,7 @@ class RunDifference:
     same: int
     environment: Mapping[str, tuple[str, str]]
     processors: tuple[str, ...] = ()
+    settings: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     schema: str = "driftscope/run-difference/1"
 
     @property
@@ -185,8 +188,8 @@ class RunDifference:
 
     @property
     def processor_alone(self) -> bool:
-        """Whether rows differ and nothing in the environment does but the processor and what follows from it."""
-        return self.any and is_another_processor(self.environment)
+        """Whether rows differ and nothing that is recorded does but the processor and what follows from it."""
+        return self.any and not self.settings and is_another_processor(self.environment)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON data."""
@@ -209,17 +212,28 @@ def difference(a: RunFolder, b: RunFolder) -> RunDifference:
             same += 1
         else:
             (moved if change.before == change.after else changed).append(change)
-    environment_a, environment_b = (flattened(r.header.get("environment", {})) for r in (a, b))
-    differing = {
-        name: (environment_a.get(name, ""), environment_b.get(name, ""))
-        for name in sorted(environment_a.keys() | environment_b.keys())
-        if environment_a.get(name) != environment_b.get(name)
-    }
+    environment = _differing(*(r.header.get("environment", {}) for r in (a, b)))
+    settings = _differing(*(_settings(r.header) for r in (a, b)))
     return RunDifference(
         a.name, b.name, _farthest_first(changed), _farthest_first(moved),
-        tuple(p for p in rows_a if p not in rows_b), tuple(p for p in rows_b if p not in rows_a), same, differing,
-        tuple(processor_words(r.header.get("environment", {})) for r in (a, b)),
+        tuple(p for p in rows_a if p not in rows_b), tuple(p for p in rows_b if p not in rows_a), same, environment,
+        tuple(processor_words(r.header.get("environment", {})) for r in (a, b)), settings,
     )  # fmt: skip
+
+
+def _settings(header: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what decides a cell's rows besides its place in the grid and the environment."""
+    named = {name: header[name] for name in ("function", "seed", "threads", "code") if name in header}
+    return {**header.get("fixed", {}), **named}
+
+
+def _differing(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    before, after = flattened(a), flattened(b)
+    return {
+        name: (before.get(name, ""), after.get(name, ""))
+        for name in sorted(before.keys() | after.keys())
+        if before.get(name) != after.get(name)
+    }
 
 
 def _placed(run: RunFolder) -> dict[str, Row]:

@@ -94,7 +94,7 @@ def read(path: str | Path) -> dict[str, Any]:
     except TooDeep as error:
         raise RecordError(f"{name!r} is nested too deeply to be a record") from error
     except ValueError as error:  # also for whole numbers of thousands of digits
-        raise RecordError(f"{name!r} is damaged: {error}") from error
+        raise RecordError(f"{name!r} is not a record, or is damaged: {error}") from error
     if isinstance(data, list) and data and all(isinstance(one, dict) and "max_abs_diff" in one for one in data):
         return Verification.from_torch(data).to_dict()  # what asdict() of torch's VerificationInfo gives
     if not isinstance(data, dict):

@@ -13,6 +13,7 @@ from driftscope.report import wording
 from driftscope.report.terminal.lines import wrap
 
 _MOST = 12  # changes and environment entries shown
+_COLUMNS = 4  # of a change, named
 _NARROWEST = 8  # columns of a cell that is shortened
 
 
@@ -120,7 +121,8 @@ def difference(found: RunDifference, *, width: int = 100) -> str:
     for title, places in ((f"only in {found.a}", found.only_a), (f"only in {found.b}", found.only_b)):
         if places:
             lines += ["", f"{title}: {counted(len(places), 'row')}, as {places[0]}"]
-    lines += ["", *_environment(found.environment, width)]
+    for what, entries in (("settings", found.settings), ("environment", found.environment)):
+        lines += ["", *_entries(what, entries, width)]
     return "\n".join(lines)
 
 
@@ -130,13 +132,15 @@ def _change(change: Change) -> str:
     floors = "" if not moved else f"  ({_signed(moved)} {agreeing(float(_signed(abs(moved))), 'floor', 'floors')})"
     if change.before != change.after:
         return f"{change.place}: {change.before} -> {change.after}{floors}"
-    return f"{change.place}: {change.before}, {', '.join(change.columns[:4])} differ{floors}"
+    more = f" and {len(change.columns) - _COLUMNS} more" if len(change.columns) > _COLUMNS else ""
+    columns = f"{', '.join(change.columns[:_COLUMNS])}{more} {agreeing(len(change.columns), 'differs', 'differ')}"
+    return f"{change.place}: {change.before} in both; {columns}{floors}"
 
 
-def _environment(entries: Mapping[str, tuple[str, str]], width: int) -> list[str]:
+def _entries(what: str, entries: Mapping[str, tuple[str, str]], width: int) -> list[str]:
     if not entries:
-        return ["environment: the same"]
-    lines = [f"environment: {counted(len(entries), 'entry', 'entries')} {agreeing(len(entries), 'differs', 'differ')}"]
+        return [f"{what}: the same"]
+    lines = [f"{what}: {counted(len(entries), 'entry', 'entries')} {agreeing(len(entries), 'differs', 'differ')}"]
     for name, (before, after) in list(entries.items())[:_MOST]:
         lines += [f"  {part}" for part in wrap(f"{name}: {before or 'absent'} -> {after or 'absent'}", width - 2)]
     if len(entries) > _MOST:

@@ -42,9 +42,12 @@ def explained(check: Check) -> list[Finding]:
 
 def inputs_do_not_bind(error: InputError) -> Finding:
     """S007."""
+    words = (
+        str(error).removeprefix("the inputs do not fit ").removesuffix("; give a tuple in its order, or a dict by name")
+    )
     return Finding(
         "S007",
-        f"the inputs do not fit the model: {error}",
+        f"the inputs do not fit the model: {words}",
         fix="give a tuple in the order of the parameters, or a dict by their names",
     )
 

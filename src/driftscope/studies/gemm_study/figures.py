@@ -14,7 +14,7 @@ from driftscope.studies.gemm_study.cell import NOT_AVAILABLE
 from driftscope.studies.places import pair_values, places
 
 _END_OF_ROUNDING = 1.5  # floors
-_SCALE = "drift in floors (rounding ends at 1.5)"
+_SCALE = "drift in floors (ordinary rounding ends at 1.5)"
 
 
 def heat_maps(record: StudyRecord, path: Path) -> Path:

@@ -48,7 +48,15 @@ def _pairs(panel: Any, place: dict[str, Any], rows: Sequence[Any]) -> None:
         line = [found.get(frozenset((one, other))) for other in names]
         values.append([0.0 if row is None else float(row["floors"]) for row in line])
         marks.append(["=" if row is None or row["rms"] == 0 else f"{row['floors']:.2g}" for row in line])
-    heat_map(panel, names, names, values, marks, top=_END_OF_ROUNDING, label="drift in floors (rounding ends at 1.5)")
+    heat_map(
+        panel,
+        names,
+        names,
+        values,
+        marks,
+        top=_END_OF_ROUNDING,
+        label="drift in floors (ordinary rounding ends at 1.5)",
+    )
     panel.set_title(f"{place['dtype']} on {place['device']}, {place['data']} data", fontsize=10, loc="left")
 
 
@@ -65,7 +73,7 @@ def _histogram(panel: Any, place: dict[str, Any], rows: Sequence[Any]) -> None:
         panel.step(centres, share, where="mid", color=COLOURS[index], linewidth=1.5, linestyle=style, label=label)
     panel.set_yscale("log")
     panel.minorticks_off()
-    panel.set_ylim(1e-7, 3)
+    panel.set_ylim(1e-7, 100)  # room for the legend
     panel.set_xlabel(f"error in {place['dtype']} ulp of the largest result; ends: beyond")
     panel.set_ylabel("share of the results")
     panel.grid(linewidth=0.4, color="#dddddd")
@@ -93,7 +101,7 @@ def _implementations(panel: Any, found: Sequence[tuple[dict[str, Any], list[Any]
                 panel.text(place, 0.11, "NaN", rotation=90, ha="center", va="bottom", fontsize=7, color=colour)
         panel.bar([0], [0], color=colour, hatch=HATCHES[index], edgecolor="white", label=name)  # for the legend
     panel.axhline(_END_OF_ROUNDING, color="black", linewidth=0.9)
-    panel.text(len(groups) - 0.5, _END_OF_ROUNDING, " rounding ends", fontsize=7, va="bottom", ha="right")
+    panel.text(len(groups) - 0.5, _END_OF_ROUNDING, " ordinary rounding ends", fontsize=7, va="bottom", ha="right")
     panel.set_yscale("log")
     panel.minorticks_off()
     panel.set_ylim(0.1, top * 4)

@@ -22,7 +22,7 @@ SAME_BITS, ROUNDING, MORE, NOT_FINITE = "same bits", "rounding", "more than roun
 
 #: Largest honest ratio of observed deviation to floor in the whole default grid is 1.3 (docs/howto/run-a-study.md).
 _ROUNDING_FLOORS = 2.5
-_VECTORS = ("layer_norm", "softmax")  # functions whose result is a vector
+VECTORS = ("layer_norm", "softmax")  # functions whose result is a vector
 _QUANTILES = {"q05": 5, "q25": 25, "q50": 50, "q75": 75, "q95": 95}
 _SHARES = np.array([*_QUANTILES.values()]) / 100
 
@@ -74,7 +74,7 @@ def reduction_cell(
         random = _at_random(len(values))
         prediction = predict(function, stored(law, size, dtype, data_seed)[0], int(random.sum()))
         ascending = np.sort(values)
-        vector = function.removeprefix("torch.") in _VECTORS
+        vector = function.removeprefix("torch.") in VECTORS
         # Infinity minus infinity is not warned of here: the cell is called not finite.
         spread, random_spread = (
             float(some.max() - (0.0 if vector else some.min())) for some in (values, values[random])

@@ -9,6 +9,7 @@ from typing import Any
 from driftscope.errors import InputError
 from driftscope.records.kinds.study import StudyRecord
 from driftscope.studies.figures import COLOURS, HATCHES, new_figure, saved
+from driftscope.studies.reduction_study.cell import VECTORS
 from driftscope.studies.reduction_study.words import finished_rows
 
 
@@ -30,6 +31,8 @@ def spread_bars(record: StudyRecord, path: Path) -> Path:
     for panel, function in zip(panels, functions, strict=False):
         _panel(panel, [row for row in rows if row["function"] == function], laws, dtypes, smallest / 8)
         panel.set_title(function, fontsize=11, loc="left")
+        vector = function.removeprefix("torch.") in VECTORS
+        panel.set_ylabel("largest change of an element" if vector else "largest - smallest result")
     for panel in list(panels)[len(functions) :]:
         panel.set_visible(False)
     handles, labels = figure.axes[0].get_legend_handles_labels()
@@ -63,7 +66,6 @@ def _panel(panel: Any, rows: Sequence[Any], laws: Sequence[str], dtypes: Sequenc
     panel.set_ylim(bottom=bottom)
     panel.set_xticks(range(len(laws)), laws)
     panel.set_xlabel("law of the terms")
-    panel.set_ylabel("largest - smallest result")
     panel.grid(axis="y", which="major", linewidth=0.4, color="#cccccc")
     panel.set_axisbelow(True)
     panel.spines[["top", "right"]].set_visible(False)

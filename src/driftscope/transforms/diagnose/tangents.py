@@ -292,6 +292,8 @@ def _reverse_rule(question: Question, slopes: Slopes) -> Suspicion | None:
     event = moving[-1] if len({e.name for e in moving}) == 1 else None
     place = event.place if event is not None else None
     what = f"{question.name} and plain autograd differ, and the forward tangents agree with finite differences"
+    if _finite(question.lifted.result) and not _finite(question.plain.result):
+        what = f"plain autograd gives NaN or infinity where {question.name} gives finite values"
     return Suspicion("T028", question.name, "wrong", place, event.name if event else "", event=event, what=what)
 
 

@@ -27,8 +27,8 @@ def finding_of(suspect: Suspicion, examination: Examination, proposal: Proposal 
     cause = CAUSES[suspect.cause]
     place = suspect.place
     names = _names(suspect)
-    real = _only_real(suspect)
-    why, fix = real or (cause.why.format(**names), cause.fix.format(**names))
+    own = _only_real(suspect) or _without_examples(suspect, names["name"])
+    why, fix = own or (cause.why.format(**names), cause.fix.format(**names))
     fix = _drawing_fix(suspect, examination) or _argument_fix(suspect) or fix
     if proposal is not None:
         fix = proposal.fix if proposal.verified is not False else _withdrawn(suspect, fix)
@@ -81,6 +81,32 @@ def _only_real(suspect: Suspicion) -> tuple[str, str] | None:
         return None
     fix = "pass torch.view_as_real(z), and begin the function with torch.view_as_complex"
     return f"torch's {found[1]} takes real arguments alone, and one is complex.", fix
+
+
+def _without_examples(suspect: Suspicion, name: str) -> tuple[str, str] | None:
+    """Return reason and advice where those of the catalogue speak of vmap and its examples, and others refuse."""
+    message, transform = str(suspect.error or ""), suspect.transform
+    if "saved tensor hooks" in message:
+        why = f"hooks on saved tensors, which torch.utils.checkpoint sets, do not run under {transform}."
+        return why, "call the function directly where it is transformed, without checkpoint"
+    if suspect.cause == "T007" and "a leaf Variable that requires grad" in message:
+        why = f"{name} is what is differentiated, and autograd does not let it be overwritten."
+        return why, f"clone {name} first and write to the clone"
+    if suspect.cause == "T007" and "vmap" not in transform:
+        why = f"{name} exists outside the function, and {transform} does not follow what is written there."
+        return why, CAUSES["T007"].fix.format(name=name)
+    if suspect.cause == "T028" and suspect.operation == "Tensor.data.__get__":
+        return (
+            f"under {transform} the derivative flows through `.data` as well.",
+            "cut with .detach(), which every transform respects",
+        )
+    if suspect.cause == "T028" and "vmap" not in transform:
+        operation = f"`{suspect.operation}`" if suspect.operation else "the operation"
+        why = CAUSES["T028"].why.format(operation=operation, transform=transform)
+        if suspect.what:  # both modes were asked, and nothing else differs between them
+            why = f"forward and reverse mode each have a rule for {operation}; one is wrong here, or none can be right."
+        return why, "use an equivalent operator; consider reporting it to torch"
+    return None
 
 
 def _drawing_fix(suspect: Suspicion, examination: Examination) -> str:
