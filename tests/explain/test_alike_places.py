@@ -98,3 +98,20 @@ def test_alike_places_are_found_together_as_one_by_one(encoder, changes, turned:
 def _told(a: object, b: object) -> list[tuple[object, ...]]:
     found = ds.compare(a, b, X).findings
     return [(f.code, f.where.node, f.what, f.why, f.fix, f.verified) for f in found if not f.note]
+
+
+def test_an_activation_left_out_of_a_layer_that_torch_fuses_is_named(encoder: tuple[nn.Module, onnx.ModelProto]):
+    """What the fused kernel's steps hand on has no name there, and nothing was known of what its activation reads."""
+    module, exported = encoder
+    model = onnx.ModelProto()
+    model.CopyFrom(exported)
+    gelu = [node for node in model.graph.node if node.op_type == "Gelu"][2]
+    for node in model.graph.node:
+        node.input[:] = [gelu.input[0] if name == gelu.output[0] else name for name in node.input]
+    model.graph.node.remove(gelu)
+    first = ds.compare(module, model, (X,)).first
+    assert first is not None
+    assert first.verified
+    assert "layers.2.linear2" in str(first.where)
+    assert f"reads {gelu.input[0]} as it is, where A computes" in first.why
+    assert "aten.gelu" in first.why

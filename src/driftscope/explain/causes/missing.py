@@ -228,7 +228,7 @@ def _line(step: Visited) -> str:
 def made_of(steps: Sequence[Visited], value: Sketch) -> Iterator[list[Visited]]:
     """Yield the ways on which steps lead on from a value to other elements or another order, the longest first."""
     ways: dict[str, list[Visited]] = {}
-    for step in (s for s in steps if not s.inside):
+    for step in steps:
         taken = next((t for t in step.taken if t is not None and t.agrees(value)), None)
         before: list[Visited] | None = (
             [] if taken is not None else next((ways[n] for n in step.inputs if n in ways), None)

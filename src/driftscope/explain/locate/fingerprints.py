@@ -275,7 +275,11 @@ class Trail:
         if outputs is not None:
             own = zip(step.output_names, step.outputs, strict=False)
             self.replaced.update((name, value) for name, value in own if name in self.force and value is not None)
-        taken = tuple(self._taken(name, v) for name, v in zip(step.input_names, step.inputs, strict=False))
+        # An operator inside a fused kernel reads what others there made, which has no name.
+        taken = tuple(
+            self._seen(v) if step.held and not name and v is not None else self._taken(name, v)
+            for name, v in zip(step.input_names, step.inputs, strict=False)
+        )
         sketches = tuple(None if v is None else self._sketch(v, step.inputs) for v in shown)
         self.steps.append(
             Visited(
@@ -298,6 +302,11 @@ class Trail:
             found = old[1] if old is not None and source is not None and old[0] == source._version else sketch(value)
             self.known[value] = value._version, found
         return found
+
+    def _seen(self, value: torch.Tensor) -> Sketch | None:
+        """The sketch of a tensor that a step made, as long as nobody has written into it."""
+        version, found = (-1, None) if self.known is None else self.known.get(value) or (-1, None)
+        return found if version == value._version else None
 
     def _stored(self, step: Step) -> tuple[str, ...]:
         names = [source for name in step.input_names for source in self.behind.get(name, (name,))]
