@@ -1,5 +1,6 @@
 """Changes one behind another are each named, where a value is only seen through a view and where a result ends."""
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -100,3 +101,39 @@ def test_a_step_that_does_what_a_fused_one_does_there_is_not_one_too_many():
     assert "A has no such step" not in found.why
     twice = ds.compare(layer, _by_hand(layer, 1, more=True), (x,))
     assert "A has no such step: without add_1" in twice.first.why
+
+
+class Pooled(nn.Module):
+    """Padded attention with a pooler, which is returned or not; unmasked, it looks at the padding too."""
+
+    def __init__(self, padding: int, masked: bool = True, returned: bool = False) -> None:
+        super().__init__()
+        self.words, self.query, self.pooler = nn.Embedding(20, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+        self.padding, self.masked, self.returned = padding, masked, returned
+
+    def forward(self, ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        h = self.words(F.pad(ids, (0, self.padding)))
+        scores = self.query(h) @ h.mT
+        if self.masked:
+            seen = F.pad(torch.ones_like(ids), (0, self.padding)).bool()
+            scores = scores.masked_fill(~seen[:, None], -1e30)
+        h = F.layer_norm(scores.softmax(-1) @ h, (8,))
+        pooled = self.pooler(h[:, 0]).tanh()
+        h = h[:, : ids.shape[1]]
+        return (h, pooled) if self.returned else (h,)
+
+
+@pytest.mark.parametrize("back", [False, True], ids=["b", "a"])
+@pytest.mark.parametrize("returned", [False, True])
+def test_what_no_output_is_computed_from_is_no_place(returned: bool, back: bool) -> None:
+    torch.manual_seed(0)
+    a = Pooled(0, returned=returned)
+    right, wrong = (Pooled(3, masked, returned) for masked in (True, False))
+    right.load_state_dict(a.state_dict())
+    wrong.load_state_dict(a.state_dict())
+    ids = torch.tensor([[3, 5, 7, 8, 9, 11], [2, 4, 6, 8, 1, 3]])
+    assert ds.compare(a, right, ids).verdict in ("IDENTICAL", "ROUNDING")
+    found = ds.compare(*((wrong, a) if back else (a, wrong)), ids)
+    assert found.verdict == "DIFFERENT"
+    places = [str(f.evidence.get("piece", ())) + str(f.where.node) for f in found.findings if not f.note]
+    assert any("select" in place for place in places) <= returned, found.findings
