@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import driftscope as ds
+from driftscope.explain.locate.fingerprints import sketch
 from driftscope.records.verdict import Verdict
 
 RATE, EPSILON, SHRINK, MIXED = 0.5, 1e-5, 0.2, 0.3
@@ -137,3 +138,48 @@ def test_what_no_output_is_computed_from_is_no_place(returned: bool, back: bool)
     assert found.verdict == "DIFFERENT"
     places = [str(f.evidence.get("piece", ())) + str(f.where.node) for f in found.findings if not f.note]
     assert any("select" in place for place in places) <= returned, found.findings
+
+
+class Masked(nn.Module):
+    """Layers of attention under a mask of large numbers; what one layer hands on may be clamped."""
+
+    def __init__(self, limit: float | None = None, mask: float = -1e9) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(16) for _ in range(4))
+        self.parts = nn.ModuleList(nn.ModuleList(nn.Linear(16, 16) for _ in range(4)) for _ in range(4))
+        self.limit, self.mask = limit, mask
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = ~torch.ones(6, 6).tril().bool()
+        for k, (norm, (*parts, out)) in enumerate(zip(self.norms, self.parts, strict=True)):
+            h = norm(x)
+            q, key, v = (part(h).view(2, 6, 4, 4).transpose(1, 2) for part in parts)
+            scores = (q @ key.mT).masked_fill(hidden, self.mask)
+            x = x + out((scores.softmax(-1) @ v).transpose(1, 2).reshape(2, 6, 16))
+            x = x.clamp(-self.limit, self.limit) if k == 1 and self.limit is not None else x
+        return x
+
+
+@pytest.mark.parametrize("back", [False, True], ids=["b", "a"])
+@pytest.mark.parametrize("mask", [-1e9, -3e7, float("-inf")])
+def test_large_numbers_of_a_mask_do_not_hide_the_scores_beside_them(mask: float, back: bool) -> None:
+    torch.manual_seed(0)
+    a, x = Masked(mask=mask), torch.randn(2, 6, 16)
+    idle, clamped = Masked(1e4, mask), Masked(1.0, mask)
+    idle.load_state_dict(a.state_dict())
+    clamped.load_state_dict(a.state_dict())
+    assert ds.compare(a, idle, x).verdict == "IDENTICAL"
+    found = ds.compare(*((clamped, a) if back else (a, clamped)), x)
+    assert found.verdict == "DIFFERENT"
+    assert "clamp" in found.first.why, found.first
+    assert found.first.verified
+
+
+def test_beside_a_mask_scores_are_told_apart_and_large_numbers_are_no_mask() -> None:
+    scores = torch.randn(4, 6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    hidden = ~torch.ones(6, 6).tril().bool()
+    one, other = (sketch((scores * factor).masked_fill(hidden, -1e9)) for factor in (1.0, 1.0 + 1e-6))
+    assert one.same(one)
+    assert not one.agrees(other)
+    assert one.same(sketch((scores).masked_fill(hidden, -1e8)))  # whatever number is written for it
+    assert sketch(scores * 1e12).holes == (0, 0.0)
