@@ -115,3 +115,29 @@ def test_an_activation_left_out_of_a_layer_that_torch_fuses_is_named(encoder: tu
     assert "layers.2.linear2" in str(first.where)
     assert f"reads {gelu.input[0]} as it is, where A computes" in first.why
     assert "aten.gelu" in first.why
+
+
+class Gated(nn.Module):
+    """Layers with gates, each of its own activation."""
+
+    def __init__(self, *activations: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.activations = activations
+        self.gates, self.downs = (nn.ModuleList(nn.Linear(16, 16) for _ in activations) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for activation, gate, down in zip(self.activations, self.gates, self.downs, strict=True):
+            x = x + down(activation(gate(x)) * x)
+        return x
+
+
+@pytest.mark.parametrize("wrong", [(0,), (0, 1), (0, 1, 2), (1, 3), (0, 1, 2, 3)], ids=str)
+def test_another_activation_in_several_layers_is_told_in_each(wrong: tuple[int, ...]):
+    silu, gelu = nn.functional.silu, nn.functional.gelu
+    torch.manual_seed(0)
+    a, b = Gated(*[silu] * 4), Gated(*(gelu if k in wrong else silu for k in range(4)))
+    b.load_state_dict(a.state_dict())
+    found = [f for f in ds.compare(a, b, X).findings if not f.note]
+    assert all(f.verified and "is aten.gelu where A has aten.silu" in f.why for f in found), found
+    places = {node for f in found for node in (f.where.node, *f.evidence.get("also", ()))}
+    assert places == {"gelu", *(f"gelu_{k}" for k in range(1, len(wrong)))}

@@ -87,3 +87,70 @@ def test_memory_that_nobody_filled_is_no_weight():
         b.other.weight[1, 2] += 0.01
     (finding,) = [f for f in ds.compare(a, torch.export.export(b, (x,)), x).findings if not f.note]
     assert finding.evidence["weight"] == "other.weight"
+
+
+class Shares(nn.Module):
+    """Attention: the bias of its keys has no effect on it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.query(x) @ self.key(x).mT).softmax(-1) @ x
+
+
+@pytest.mark.parametrize("back", [False, True], ids=["b", "a"])
+@pytest.mark.parametrize("biases", [True, False], ids=["layers", "weights alone"])
+def test_an_exchange_is_told_whole_though_one_of_its_tensors_has_no_effect(biases: bool, back: bool):
+    torch.manual_seed(0)
+    a = Shares()
+    b = copy.deepcopy(a)
+    b.query, b.key = b.key, b.query
+    if not biases:
+        b.query.bias, b.key.bias = b.key.bias, b.query.bias
+    finding = ds.compare(*((b, a) if back else (a, b)), torch.randn(2, 5, 8)).first
+    assert finding.code == "W010"
+    assert "hold each other's numbers" in finding.what
+    assert ("bias" in finding.fix) == biases
+    assert finding.verified
+
+
+def test_weights_of_another_seed_are_no_exchange_though_one_has_no_effect():
+    torch.manual_seed(0)
+    a, b = Shares(), Shares()
+    finding = ds.compare(a, b, torch.randn(2, 5, 8)).first
+    assert "hold each other's numbers" not in finding.what
+    assert "key.bias" not in finding.evidence["weights"]
+
+
+class Gained(nn.Module):
+    """Two layers, each with a norm, computed in a format."""
+
+    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.one, self.first, self.other, self.second = nn.Linear(8, 8), nn.RMSNorm(8), nn.Linear(8, 8), nn.RMSNorm(8)
+        self.to(dtype)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.to(self.one.weight.dtype)
+        return self.second(self.other(self.first(self.one(x)).relu())).float()
+
+
+@pytest.mark.parametrize("back", [False, True], ids=["b", "a"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["half", "bfloat"])
+def test_weights_that_are_exchanged_are_told_so_though_one_side_rounds_them(dtype: torch.dtype, back: bool):
+    torch.manual_seed(0)
+    a, b, x = Gained(), Gained(dtype), torch.randn(4, 8)
+    with torch.no_grad():
+        for norm in (a.first, a.second):
+            norm.weight += 0.2 * torch.randn(8)
+    b.load_state_dict(a.state_dict())
+    assert ds.compare(*((b, a) if back else (a, b)), x).verdict in (Verdict.ROUNDING, Verdict.PRECISION)
+    b.first.weight, b.second.weight = b.second.weight, b.first.weight
+    finding = ds.compare(*((b, a) if back else (a, b)), x).first
+    assert finding.code == "W010", finding
+    assert "first.weight and second.weight hold each other's numbers" in finding.what
+    with torch.no_grad():  # and with another number in one of them they are exchanged no more
+        b.first.weight[3] += 0.25
+    assert ds.compare(*((b, a) if back else (a, b)), x).first.code != "W010"

@@ -50,6 +50,10 @@ SETTINGS: dict[str, tuple[Function, str, torch.Tensor, dict[str, np.ndarray], di
     "corners": (lambda x: F.interpolate(x, scale_factor=2, mode="bilinear", align_corners=True), "Resize", IMAGE,
                 {" roi": ONE, "s": TWICE}, {"mode": "linear", "coordinate_transformation_mode": "align_corners"},
                 {"mode": "linear", "coordinate_transformation_mode": "half_pixel"}, "corners"),
+    "half pixels": (lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"), "Resize", IMAGE,
+                    {" roi": ONE, "s": TWICE}, {"mode": "linear"},
+                    {"mode": "linear", "coordinate_transformation_mode": "align_corners"},
+                    "coordinate_transformation_mode of Resize_0 to half_pixel"),
     "padding of a grid": (lambda x: F.grid_sample(x, torch.from_numpy(GRID), align_corners=False), "GridSample", IMAGE,
                           {"g": GRID}, {}, {"padding_mode": "border"}, "padding"),
 }  # fmt: skip
@@ -128,6 +132,10 @@ def test_what_a_schema_offers():
     offered = choices("Resize")["coordinate_transformation_mode"](b"half_pixel")
     assert {"align_corners", "asymmetric", "pytorch_half_pixel"} <= set(offered)
     assert "half_pixel" not in offered
+    assert "x_resized" not in offered  # of a formula in the documentation
+    assert choices("Conv")["auto_pad"](b"VALID") == ["NOTSET", "SAME_UPPER", "SAME_LOWER"]
+    assert choices("LSTM")["direction"](b"reverse") == ["forward", "bidirectional"]
+    assert choices("Pad")["mode"](b"wrap") == ["constant", "reflect", "edge"]
     assert choices("CumSum")["reverse"](0) == [1]
     assert choices("LpPool")["p"](2) == [3, 1]
     assert "axis" not in choices("Softmax")  # its axes are tried one by one elsewhere

@@ -232,3 +232,35 @@ def test_angles_that_both_sides_compute_are_in_no_checkpoint():
     found = ds.compare(a, b, X).first
     assert "holds other weights" in found.what
     assert "checkpoint" in found.fix
+
+
+class Shuffled(nn.Module):
+    """Channels in so many groups, shuffled."""
+
+    def __init__(self, groups: int) -> None:
+        super().__init__()
+        self.groups = groups
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.view(2, self.groups, 6 // self.groups, -1).transpose(1, 2).reshape(2, 6, -1).tanh()
+
+
+@pytest.mark.parametrize("groups", [(2, 3), (3, 2)])
+def test_a_view_of_another_shape_is_not_said_to_be_missing_in_the_reference(groups):
+    found = ds.compare(*map(Shuffled, groups), torch.randn(2, 6, 5))
+    assert found.verdict == "DIFFERENT"
+    assert found.first.where.operator in ("aten.view", "aten.transpose")
+    assert "as it is" not in found.first.why, found.first
+    assert "Remove" not in found.first.fix
+
+
+def test_a_padding_that_the_reference_does_not_have_is_still_named():
+    def padded(x):
+        return functional.max_pool1d(functional.pad(x, (1, 1)), 3, 2)
+
+    def plain(x):
+        return functional.max_pool1d(x, 3, 2, padding=1)
+
+    found = ds.compare(plain, padded, -torch.rand(2, 6, 5) - 1.0).first
+    assert found.where.node == "constant_pad_nd"
+    assert found.verified

@@ -40,6 +40,8 @@ def _edited(edit) -> torch.Tensor:
         (_edited(lambda w: w[:, 5].zero_()), "W009", "set to zero in index 5 of axis 1"),
         (W * 2, "W008", "multiplied by 2"),
         (W * 0, "W009", "set to zero"),
+        (W * (torch.arange(48).view(6, 8) % 3 > 0), "W009", "set to zero in 16 of 48 elements"),
+        (W + (torch.arange(48).view(6, 8) % 3 > 0), "W004", "+1 added in 32 of 48 elements"),
         (-W, "W008", "multiplied by -1"),
         (W.bfloat16().float(), "W007", "rounded to bfloat16"),
         (W.half().float(), "W007", "rounded to float16"),
@@ -57,6 +59,7 @@ def test_what_was_done_is_said(value, code, words):
     found = alteration_of(value.double(), W.double(), torch.float32)
     assert found.code == code
     assert words in found.words
+    assert (" of 48 elements" in found.words) == (" of 48 elements" in words)
 
 
 @pytest.mark.parametrize(("scale", "words"), [(1.0, "rounded to float16 or TF32"), (1e-5, "rounded to float16")])

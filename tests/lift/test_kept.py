@@ -142,6 +142,16 @@ def test_values_forced_before_stay_forced(graph: Lifted, computed: list[str]):
     assert torch.equal(outputs[0].value, expected[0].value)
 
 
+def test_a_value_forced_before_is_forced_no_more_where_it_is_not_asked_for(graph: Lifted):
+    names = _names(graph)
+    runs = Reruns(graph, {})
+    first = {names[0]: torch.ones(4, 8, dtype=torch.float64)}
+    runs.kept({**first, names[3]: torch.ones(4, 8, dtype=torch.float64)}, {})
+    for force in (first, {}):
+        expected = graph.run(observe=_forcing(graph, force))
+        assert torch.equal(runs.outputs(force)[0].value, expected[0].value)
+
+
 def test_replaced_constants_and_edited_attributes_are_computed(graph: Lifted, computed: list[str]):
     runs = Reruns(graph, {})
     runs.kept({}, {})

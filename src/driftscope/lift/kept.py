@@ -38,6 +38,8 @@ class KeptNode:
         The steps inside it that the observer saw.
     after : sequence
         What is read of it: ``made`` laid out, or what stands in its place.
+    replaced : bool
+        Whether something else stood in its place.
     """
 
     fed: tuple[Any, ...]
@@ -45,6 +47,7 @@ class KeptNode:
     rounding: Rounding
     inner: Sequence[Step]
     after: Sequence[Any]
+    replaced: bool = False
 
 
 class MemoryShare:

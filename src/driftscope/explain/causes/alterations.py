@@ -23,8 +23,7 @@ _BY_HAND = (
     ("bfloat16", "away", "rounded to bfloat16, ties away from zero"),
     ("bfloat16", "cut", "rounded to bfloat16 by cutting bits off"),
 )  # fmt: skip
-# Share of elements up to which they are counted, and indices along an axis up to which they are listed.
-_FEW = 0.05
+# Indices along an axis up to which they are listed.
 _LISTED = 4
 # Elements looked at before all are, and steps from zero to the largest number in the coarsest grid, with some room.
 _LOOKED_AT = 64
@@ -293,7 +292,7 @@ def _part(changed: torch.Tensor) -> str:
     if count <= _LISTED:
         listed = ", ".join(str(p) for p in changed.nonzero().tolist())
         return f" in elements {listed}"
-    return f" in {count} of {counted(total, 'element')}" if count <= _FEW * total else ""
+    return f" in {count} of {counted(total, 'element')}"
 
 
 def _channels(value: torch.Tensor, exact: torch.Tensor) -> str:

@@ -275,13 +275,12 @@ class _Case:
             rest = [c for c in left if c is not each]
             if rest and self._works(rest):
                 left = rest
-        return left
+        # An exchange is one edit, though one of its tensors has no effect, as the bias of keys has none.
+        whole = [c for c in changed if c in left or any(exchanged_names([c, each]) for each in left)]
+        return whole if exchanged_names(whole) and self._works(whole) else left
 
     def _weight_finding(
-        self,
-        change: ChangedWeight,
-        place: TriedPlace | None = None,
-        more: Sequence[ChangedWeight] = (),
+        self, change: ChangedWeight, place: TriedPlace | None = None, more: Sequence[ChangedWeight] = ()
     ) -> Finding:
         if place is not None and not more:
             self.placed.append(change)

@@ -175,10 +175,12 @@ def passed_through(parting: Parting, trials: Trials) -> Reason | None:
     other = parting.counterpart
     # One operator that A computes in many steps' place is computed from its values through all of them.
     alike = other is not None and family(other.operator) == family(parting.step.operator)
-    wanted = [t for _, t in _read(other)] if alike and other is not None else []
+    wanted = [(t, trials.theirs.get(n)) for n, t in _read(other)] if alike and other is not None else []
     for step in (s for s in parting.piece if family(s.operator) not in _FOLDED | {"cast"}):
         for name, taken in _read(step) if set(step.outputs) & set(parting.step.inputs) else ():
-            there = any(taken.agrees(t) for t in wanted)
+            # A that reads the same elements through a step of its own does not read them as they are.
+            there = any(taken.agrees(t) and (m is None or family(m.operator) != family(step.operator))
+                        for t, m in wanted)  # fmt: skip
             # A may have the same step, by another name.
             if other is not None and there and not _is_read_by(other, trials.captured(step.outputs[:1]), trials):
                 words = f"it reads {name} through {step.name} ({step.operator}), and {other.operator} in A as it is"

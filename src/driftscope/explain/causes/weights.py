@@ -71,8 +71,8 @@ def exchanged_names(changed: Sequence[ChangedWeight]) -> list[tuple[str, str]]:
     """Tensors of B that are each another one of A's: their names and those of A; empty where that is not all."""
     found: list[tuple[str, str]] = []
     for change in changed:
-        own = change.constant.value.to(torch.float64).reshape(-1)
-        other = next((c for c in changed if c is not change and torch.equal(own, c.value.reshape(-1))), None)
+        own = change.constant.value.reshape(-1)  # it may be rounded
+        other = next((c for c in changed if c is not change and own.equal(c.value.reshape(-1).to(own.dtype))), None)
         if other is None:
             return []
         found.append((change.constant.name, other.partner.name))

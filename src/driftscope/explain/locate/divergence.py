@@ -129,15 +129,15 @@ def _makers(steps: Sequence[Visited]) -> dict[str, Visited]:
 
 def find_partings(view: View) -> list[Parting]:
     """Find the pieces of B, in order, that take A's values and give others; empty when there are none."""
-    search = _Search(view)
+    search, unused = _Search(view), view.unused_b()
     for step in view.b.steps:
-        if not step.inside and step.outputs:
+        if not step.inside and step.outputs and step.index not in unused:
             search.visit(step)
     if not search.found:
         # The outputs themselves: nothing that is computed from them shows that their order is another one.
         search.add_moved(view.results)
     partings = search.found
-    covered = view.unused_b().union(s.index for p in partings for s in p.piece)
+    covered = unused.union(s.index for p in partings for s in p.piece)
     frontier = [s for s in _frontier(view.b.steps, view.sound_b) if s.index not in covered]
     candidates = _frontier(view.a.steps, view.sound_a)
     for k, step in enumerate(frontier):

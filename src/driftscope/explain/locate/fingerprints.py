@@ -22,8 +22,9 @@ from driftscope.records.finding import Where
 
 # Relative agreement of two sketches. Equal functions agree to 1e-12 here, the smallest planted bug moves 1e-9.
 AGREE = 1e-10
-# Larger magnitudes are masks (-inf, finfo.min), whatever number a program writes for them.
-_HUGE = 1e30
+# Larger magnitudes are masks (-inf, finfo.min), whatever number a program writes for them. Smaller ones from the second
+# number on are, where all that is not as large as the largest is smaller by the third: beside -1e9 nothing else counts.
+_HUGE, _LIMIT, _BESIDE = 1e30, 1e6, 1e-4
 # Elements that share one row of pseudo-random weights; prime, so that no shape's rows coincide with it.
 _ROW = 65521
 
@@ -114,6 +115,15 @@ def _sums_of(flat: torch.Tensor) -> _RowSums:
     return _RowSums(first, size, second, fourth, peak, ordered)
 
 
+def _limit_of(flat: torch.Tensor, peak: float) -> float:
+    """The magnitude from which on elements are a mask: half the largest, where all others are far smaller."""
+    if not peak < _HUGE:
+        return _HUGE
+    rest = flat.abs()
+    rest = rest[rest < peak / 2.0]
+    return peak / 2.0 if rest.numel() and 0.0 < float(rest.amax()) < _BESIDE * peak else _HUGE
+
+
 def sketch(value: torch.Tensor) -> Sketch | None:
     """Sketch a tensor, a complex one as its two parts; None for sparse, quantised, empty or all-NaN ones."""
     if value.is_nested or value.is_quantized or value.layout is not torch.strided:
@@ -123,8 +133,9 @@ def sketch(value: torch.Tensor) -> Sketch | None:
         return None
     flat = value.reshape(-1).to(torch.float64)
     count, sums, holes = flat.numel(), _sums_of(flat), (0, 0.0)
-    if not sums.peak < _HUGE:  # also NaN
-        usable = torch.isfinite(flat) & (flat.abs() < _HUGE)
+    huge = _HUGE if sums.peak < _LIMIT else _limit_of(flat, sums.peak)
+    if not sums.peak < huge:  # also NaN
+        usable = torch.isfinite(flat) & (flat.abs() < huge)
         missing = (~usable).to(torch.float64)
         gone = int(missing.sum())
         if gone == count:

@@ -147,12 +147,13 @@ class Replay:
             made, rounding = self._computed(entry, call, formats)
         inner = before.inner if before is not None and again else tuple(self._reuse.inner) if self._reuse else ()
         shown = self.show(entry, call, entry.name, made, formats, rounding)
-        if before is None or not again or shown is not made:
+        if before is None or not again or before.replaced or shown is not made:
             self._settle(entry, shown)
         self._settle_as_before(entry, before)
         if self._reuse is not None:
             after = [None if o is None else self.values.get(o) for o in entry.outputs]
-            self._reuse.keep(entry, KeptNode(fed, made, bare(rounding), inner, after), [*made, *after])
+            kept = KeptNode(fed, made, bare(rounding), inner, after, shown is not made)
+            self._reuse.keep(entry, kept, [*made, *after])
 
     def _computed(
         self, entry: AtenCall, call: Call, formats: list[torch.dtype | None]

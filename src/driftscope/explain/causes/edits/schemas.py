@@ -12,7 +12,8 @@ import torch
 from driftscope.explain.causes.counterparts import defaults
 
 # How ONNX's documentation writes the words of a choice.
-_QUOTED, _CAPITALS, _LISTED = re.compile(r"[\"'`*]+(\w+)[\"'`*]+"), re.compile(r"\b[A-Z_]{2,}\b"), "one of "
+_QUOTED, _CAPITALS, _MARKED = (re.compile(p) for p in (r"[\"']+(\w+)[\"']+", r"\b[A-Z_]{2,}\b", r"[`*]+(\w+)[`*]+"))
+_LISTED = "one of "
 _JOINED = frozenset({"or", "default", "the", "and"})
 # What says how a result is stored, and no part of what is computed.
 _STORAGE = frozenset({"stash_type", "output_datatype", "output_dtype", "dtype", "to", "saturate", "storage_order"})
@@ -90,9 +91,11 @@ def _signature(schema: Any) -> tuple[Any, ...]:
 
 
 def _words(description: str) -> Sequence[str]:
+    """The words of a choice, as the most explicit way of writing them has them: formulas stand in ticks too."""
     listed = description.partition(_LISTED)[2].partition(".")[0]
     named = [w for w in re.findall(r"\w+", listed) if w not in _JOINED]
-    return list(dict.fromkeys([*_QUOTED.findall(description), *_CAPITALS.findall(description), *named]))
+    ways = (_QUOTED.findall(description), named, _CAPITALS.findall(description), _MARKED.findall(description))
+    return list(dict.fromkeys(next(filter(None, ways), ())))
 
 
 def _flag(was: object) -> Sequence[object]:

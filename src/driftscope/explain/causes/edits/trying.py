@@ -156,7 +156,8 @@ class PieceTrials:
     def _substitute(self, step: Visited, other: Visited) -> bool:
         """Whether B is mended where a step gives what A's operator makes of the same values.
 
-        At the end of the piece A's value is right by construction: there the outputs decide.
+        At the end of the piece A's value is right by construction: there the outputs decide, or what was seen of the
+        rest of B once it had that value, where other places part as well.
         """
         name = step.outputs[0]
         mine = self._captured((name,)).get(name)
@@ -172,7 +173,7 @@ class PieceTrials:
                 works = self.search.heals({**self.place.force, name: value})
             if works:
                 return True
-        return False
+        return self.place.tried and (step, other) == (self.place.parting.step, self.place.parting.counterpart)
 
     def _solve(self, constant: Constant) -> float | None:
         """The number with which the piece gives A's value, or the outputs do where it has no known end."""
