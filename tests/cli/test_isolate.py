@@ -52,6 +52,9 @@ def writes_to_one(x):
     os.write(1, b"FROM NATIVE CODE\\n")
     print("FROM PRINT")
     return x * 1
+def tells_how_it_waits(x):
+    print("LOOKS", os.environ.get("GOMP_SPINCOUNT"), file=sys.stderr)
+    return x * 1
 class Wordless(BaseException):
     def __str__(self): raise RuntimeError("no words")
 def raises_wordless(x): raise Wordless
@@ -306,3 +309,15 @@ def test_what_a_program_registers_for_its_end_is_done(tmp_path):
     )  # fmt: skip
     assert (tmp_path / "at_exit").exists()
     assert (tmp_path / "finalized").exists()
+
+
+@pytest.mark.parametrize(("policy", "looks"), [("", "3000"), ("ACTIVE", "None")])
+def test_threads_of_the_child_do_not_wait_busily_for_long_unless_told_otherwise(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, policy: str, looks: str
+) -> None:
+    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
+        monkeypatch.delenv(name, raising=False)
+    if policy:
+        monkeypatch.setenv("OMP_WAIT_POLICY", policy)
+    done = driftscope(folder, "compare", "p.py:ok", "p.py:tells_how_it_waits", *X)
+    assert f"LOOKS {looks}" in done.stderr

@@ -120,13 +120,14 @@ def test_workers_import_only_what_is_asked_for():
         assert pool.submit(tasks.variable, "OMP_NUM_THREADS").result() == "7"
 
 
-@pytest.mark.parametrize(("set_here", "found"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])
-def test_threads_of_workers_sleep_while_they_wait_unless_told_otherwise(monkeypatch, set_here, found):
-    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+@pytest.mark.parametrize(("set_here", "found"), [(None, "3000"), ("GOMP_SPINCOUNT", "7"), ("OMP_WAIT_POLICY", "")])
+def test_threads_of_workers_do_not_wait_busily_for_long_unless_told_otherwise(monkeypatch, set_here, found):
+    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
+        monkeypatch.delenv(name, raising=False)
     if set_here:
-        monkeypatch.setenv("OMP_WAIT_POLICY", set_here)
+        monkeypatch.setenv(set_here, "7")
     with WorkerPool(1) as pool:
-        assert pool.submit(tasks.variable, "OMP_WAIT_POLICY").result() == found
+        assert pool.submit(tasks.variable, "GOMP_SPINCOUNT").result() == found
 
 
 def test_a_missing_module_to_preload_is_named():

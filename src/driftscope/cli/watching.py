@@ -28,7 +28,7 @@ from typing import Any, NoReturn
 
 from driftscope.programs.isolation import memory
 from driftscope.programs.isolation.breadcrumbs import heard_by
-from driftscope.programs.isolation.choice import WATCHED
+from driftscope.programs.isolation.choice import WATCHED, waiting
 from driftscope.programs.isolation.failures import Fate, WorkerDied, death_of, where_it_was
 from driftscope.programs.isolation.limits import Limits
 from driftscope.programs.isolation.process import die_with, guard_machine
@@ -150,6 +150,7 @@ def _redirected(folder: str) -> _Answer:
     os.dup2(2, 1)
     sys.__stdout__ = os.fdopen(shown, "w", closefd=False)  # type: ignore[misc]  # the width of the terminal is asked of it
     os.environ[WATCHED] = str(os.getpid())
+    os.environ.update(waiting(os.environ))  # before anything is loaded that reads it
     os.environ["TMPDIR"] = tempfile.tempdir = folder
     answer = _Answer(real)
     sys.stdout = answer

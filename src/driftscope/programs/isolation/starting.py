@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Client, Connection, Listener
 from typing import Any, Protocol
 
-from driftscope.programs.isolation.choice import MARK
+from driftscope.programs.isolation.choice import MARK, waiting
 from driftscope.programs.isolation.process import KEY
 
 _TICK = 0.02  # seconds between two looks at a process that has not called back yet
@@ -87,8 +87,8 @@ def start(launch: Launch) -> tuple[subprocess.Popen[bytes], Connection]:
 
 
 def environment_of(launch: Launch) -> dict[str, str]:
-    """Return the variables of a process that is started now; its threads sleep while they wait for one another."""
-    return {"OMP_WAIT_POLICY": "PASSIVE", **os.environ, **launch.environment, MARK: "1"}
+    """Return the variables of a process that is started now."""
+    return {**waiting(os.environ), **os.environ, **launch.environment, MARK: "1"}
 
 
 def end_with_children(process: Process) -> None:
