@@ -270,5 +270,5 @@ def _alive(pid: int) -> bool:
     try:
         # A zombie whose parent has not collected it is dead.
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # the latter where it ends between opening and reading
         return False
