@@ -69,6 +69,12 @@ def test_only_the_named_axes_vary(run, model):
     assert {point["sizes"][0] for point in record["points"]} == {3}
 
 
+def test_a_tensor_without_axes_is_not_told_to_name_one(run, model):
+    result = run("shapes", f"{model}:Plain", "--input", "x=scalar:float32", "--no-onnx", "--dynamic", "x=")
+    assert result.exit_code == 2
+    assert "says of x, which has 0 axes, that it varies; give None" in result.stderr
+
+
 @pytest.mark.parametrize("given", [("x=0", "x=1"), ("x=-1", "x=-2"), ("x=0,1",)])
 def test_axes_named_one_by_one_all_vary(run, model, given):
     words = [word for one in given for word in ("--dynamic", one)]

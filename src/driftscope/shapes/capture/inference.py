@@ -237,9 +237,10 @@ def _said_of_leaf(leaf: int, words: Any, example: Arguments) -> dict[tuple[int, 
         words = dict(enumerate(words))
     if not isinstance(words, Mapping):
         said = "that it varies" if isinstance(words, type(torch.export.Dim.DYNAMIC)) else repr(words)
+        way = f"a dict from axis to Dim, or None (on the command line, {path}=0 for its first axis)"
         raise InputError(
             f"the spec says of {path}, which has {counted(value.ndim, 'axis', 'axes')}, {said};"
-            f" give a dict from axis to Dim, or None (on the command line, {path}=0 for its first axis)"
+            f" give {way if value.ndim else 'None'}"
         )
     wrong = [axis for axis in words if not isinstance(axis, int) or not -value.ndim <= axis < value.ndim]
     if wrong:
